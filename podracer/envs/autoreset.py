@@ -1,0 +1,143 @@
+"""From one raw environment to the batched stream of timesteps that architectures consume."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from podracer.envs.base import Environment, Step
+from podracer.types import ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec, StepType, TimeStep
+
+
+def sample_action(spec: EnvironmentSpec, key: jax.Array, batch_size: int) -> jax.Array:
+    """Uniformly random actions `[batch_size, ...]`, legal or not."""
+    action = spec.action
+    match action:
+        case DiscreteSpec():
+            drawn = jax.random.randint(key, (batch_size,), action.start, action.start + action.num_actions)
+            return drawn.astype(action.dtype)
+        case MultiDiscreteSpec():
+            shape = (batch_size, len(action.num_actions))
+            return jax.random.randint(key, shape, 0, jnp.asarray(action.num_actions)).astype(action.dtype)
+        case BoundedSpec():
+            low, high = jnp.asarray(action.low, jnp.float32), jnp.asarray(action.high, jnp.float32)
+            return jax.random.uniform(key, (batch_size, len(action.low)), minval=low, maxval=high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoreset:
+    """A batch of one environment, resetting itself on the step after LAST.
+
+    The step after LAST ignores the action and returns FIRST of a fresh episode, with reward 0 and discount 1. So the
+    final observation is a row like any other, and a truncated episode can bootstrap from it.
+
+    Python scalars and weak types in the environment's state and observations are given the dtype that both `reset` and
+    `step` fit in, once, here.
+
+    Args:
+        environment: The raw environment.
+
+    Raises:
+        ValueError: The environment's emissions differ from its spec or between `reset` and `step`; the leaf is named.
+    """
+
+    environment: Environment
+    _state: Any = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_state", _state_shape(self.environment))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self.environment.spec
+
+    def reset(self, keys: jax.Array) -> tuple[PyTree, TimeStep]:
+        """Fresh episodes, one per key: the state to hand to `step`, and FIRST timesteps `[B]`."""
+        return jax.vmap(self._reset)(keys)
+
+    def step(self, state: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, TimeStep]:
+        """The next timesteps `[B]` after `action [B, ...]`, drawing from one key per environment."""
+        return jax.vmap(self._step)(state, action, keys)
+
+    def _cast(self, inner: PyTree, observation: PyTree) -> tuple[PyTree, PyTree]:
+        inner = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), inner, self._state)
+        observation = jax.tree.map(lambda x, spec: jnp.asarray(x, spec.dtype), observation, self.spec.observation)
+        return inner, observation
+
+    def _reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        inner, observation = self._cast(*self.environment.reset(key))
+        timestep = TimeStep(jnp.int8(StepType.FIRST), jnp.float32(0), jnp.float32(1), observation)
+        return (inner, timestep.step_type), timestep
+
+    def _step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        inner, previous = state
+        step_key, reset_key = jax.random.split(key)
+        reset = self._reset(reset_key)
+        inner, raw = self.environment.step(inner, action, step_key)
+        inner, observation = self._cast(inner, raw.observation)
+        terminated, truncated = jnp.reshape(raw.terminated, ()), jnp.reshape(raw.truncated, ())
+        stepped = TimeStep(
+            step_type=jnp.where(terminated | truncated, StepType.LAST, StepType.MID).astype(jnp.int8),
+            reward=jnp.reshape(raw.reward, ()).astype(jnp.float32),
+            discount=1 - terminated.astype(jnp.float32),
+            observation=observation,
+        )
+        resets = previous == StepType.LAST
+        return jax.tree.map(lambda a, b: jnp.where(resets, a, b), reset, ((inner, stepped.step_type), stepped))
+
+
+def _state_shape(environment: Environment) -> PyTree:
+    """The state's leaves with the dtypes that hold what both `reset` and `step` return, after checking both."""
+    name = type(environment).__name__
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, first = jax.eval_shape(environment.reset, key)
+    action = jax.eval_shape(lambda k: sample_action(environment.spec, k, 1)[0], key)
+    stepped, step = jax.eval_shape(environment.step, state, action, key)
+    if not isinstance(step, Step):
+        raise ValueError(f"{name}.step must return (state, podracer.envs.Step); got {type(step).__name__} for the Step")
+    _check_same_structure(name, "state", state, stepped)
+    for method, observation in (("reset", first), ("step", step.observation)):
+        _check_observation(name, method, environment.spec.observation, observation)
+    for field in ("reward", "terminated", "truncated"):
+        shape = getattr(step, field).shape
+        if np.prod(shape, dtype=int) != 1:
+            raise ValueError(f"{name}.step returns a {field} of shape {shape}; a scalar is needed")
+
+    def promote(path: Any, a: Any, b: Any) -> jax.ShapeDtypeStruct:
+        if a.shape != b.shape:
+            raise ValueError(
+                f"the state of {name} changes shape at {jax.tree_util.keystr(path)}: "
+                f"{a.shape} from reset, {b.shape} from step"
+            )
+        weak = {x.dtype for x in (a, b) if getattr(x, "weak_type", False)}
+        strong = {x.dtype for x in (a, b)} - weak
+        return jax.ShapeDtypeStruct(a.shape, jnp.result_type(*(strong or weak)))
+
+    return jax.tree_util.tree_map_with_path(promote, state, stepped)
+
+
+def _check_same_structure(name: str, what: str, a: PyTree, b: PyTree) -> None:
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        paths = [{jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(t)} for t in (a, b)]
+        differing = sorted(paths[0] ^ paths[1]) or [f"{jax.tree.structure(a)} against {jax.tree.structure(b)}"]
+        raise ValueError(f"the {what} of {name} differs between reset and step at {', '.join(differing)}")
+
+
+def _check_observation(name: str, method: str, specs: PyTree, emitted: PyTree) -> None:
+    if jax.tree.structure(specs) != jax.tree.structure(emitted):
+        raise ValueError(
+            f"{name}.{method} emits an observation {jax.tree.structure(emitted)}, "
+            f"its spec says {jax.tree.structure(specs)}"
+        )
+
+    def check(path: Any, spec: ArraySpec, leaf: Any) -> None:
+        if spec.shape != leaf.shape:
+            raise ValueError(
+                f"{name}.{method} emits the observation leaf {jax.tree_util.keystr(path) or '(root)'} "
+                f"of shape {leaf.shape}, its spec says {spec.shape}"
+            )
+
+    jax.tree_util.tree_map_with_path(check, specs, emitted)
