@@ -1,0 +1,411 @@
+"""Checkpoints on Orbax: asynchronous, atomic, verified, and free of pickle.
+
+Orbax writes the arrays; this module decides what is written, what is kept, and what may be read back. Retention is done
+here rather than by Orbax's `CheckpointManager`, because a failed write must neither stop training nor be mistaken for a
+checkpoint later.
+
+A checkpoint is a directory named by its update. Orbax fills it under a temporary name and renames it when all is on
+disk, so that a killed process leaves no half of one. It holds `state` (the arrays, by path), `header` (JSON) and
+`checksums.json`: without the last, a flipped bit in an array would be read back as a number.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+_TEMPORARY = "*.orbax-checkpoint-tmp*"
+_CHECKSUMS = "checksums.json"
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be read back as it was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What `Checkpointer.restore` found.
+
+    Attributes:
+        update: The update that the state was saved after.
+        state: Pytree of the template's structure and shardings.
+        metadata: As it was given to `Checkpointer.save`.
+        skipped: A message for each newer checkpoint that could not be read.
+    """
+
+    update: int
+    state: PyTree
+    metadata: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+
+
+class Checkpointer:
+    """Saves the training state while training goes on, and restores it on any number of devices.
+
+    The leaves of a state are arrays, typed PRNG keys, and Python or NumPy scalars. With several processes every one
+    calls every method; only the first removes files.
+
+    Args:
+        directory: Where the checkpoints are. Made by the first save.
+        keep_last: How many of the newest to keep, at least 1.
+        keep_best: How many of the best by score to keep besides.
+        config: The part of the configuration that a checkpoint must agree with to be restored; JSON.
+        report: Called with one line for every failed save and every skipped checkpoint.
+
+    Raises:
+        ValueError: For numbers out of range, or a config that is not JSON.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        config: dict[str, Any],
+        report: Callable[[str], None] = lambda message: None,
+    ):
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(f"keep_last is {keep_last} and keep_best {keep_best}; at least 1 and 0 are needed")
+        self.errors: list[Exception] = []
+        """Every failed save's exception, oldest first."""
+        self._directory = pathlib.Path(directory).absolute()
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._config = _as_json(config, "the configuration")
+        self._report = report
+        self._checkpointer = ocp.AsyncCheckpointer(_Handler())
+        self._pending: int | None = None
+        self._scores: dict[int, float | None] = {}
+        self._damaged: set[int] = set()
+        self._is_clean = False
+
+    def updates(self) -> list[int]:
+        """The updates that a checkpoint is on disk for, oldest first, whether or not it can be read."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
+
+    def save(self, update: int, state: PyTree, metadata: dict[str, Any], score: float | None = None) -> None:
+        """Copies the state and starts to write it.
+
+        The state may be donated as soon as this returns: what is written is a copy on the same devices, because Orbax
+        reads a CPU array in place for as long as the write lasts. The call blocks until the state is computed and,
+        where the previous save is not finished, until it is. A failed write is reported by the next call of any
+        method and recorded in `errors`, never raised.
+
+        A checkpoint of the same update is replaced, and those of later updates are removed once this one is complete:
+        they belong to a future that training has left.
+
+        Args:
+            update: How many updates led to the state.
+            state: Pytree.
+            metadata: JSON to give back with the state: counters, the last metrics.
+            score: The higher the better; None or NaN where it is not known.
+
+        Raises:
+            ValueError: For a negative update, metadata that is not JSON, or a leaf that cannot be saved.
+        """
+        if update < 0:
+            raise ValueError(f"update is {update}; it counts from 0")
+        header: dict[str, Any] = {
+            "update": update,
+            "score": None if score is None or np.isnan(score) else float(score),
+            "metadata": _as_json(metadata, "the metadata"),
+            "config": self._config,
+        }
+        leaves = _leaves_by_path(state)
+        header["leaves"] = {path: _describe(path, leaf) for path, leaf in leaves.items()}
+        header["keys"] = {path: str(jax.random.key_impl(leaf)) for path, leaf in leaves.items() if _is_key(leaf)}
+        self.wait()
+        self._remove_unfinished()
+        # Copying to the host and to disk is what a save is for, whatever the loop around it forbids.
+        with jax.transfer_guard("allow"):
+            arrays = {path: leaf for path, leaf in _snapshot(leaves).items() if leaf.size}
+            items = {"state": ocp.args.PyTreeSave(arrays)} if arrays else {}
+            items["header"] = ocp.args.JsonSave(header)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                self._checkpointer.save(self._directory / str(update), _Items(**items), force=True)
+            except Exception as error:
+                self._fail(update, error)
+                return
+        self._pending = update
+        self._scores[update] = header["score"]
+
+    def wait(self) -> None:
+        """Blocks until the last save is on disk or has failed, then removes what need not be kept."""
+        if self._pending is None:
+            return
+        update = self._pending
+        try:
+            self._checkpointer.wait_until_finished()
+        except Exception as error:
+            self._fail(update, error)
+            return
+        self._pending = None
+        self._damaged.discard(update)
+        self._prune(update)
+
+    def close(self) -> None:
+        """Waits for the last save and ends Orbax's threads. Nothing may be called after it."""
+        self.wait()
+        self._checkpointer.close()
+
+    def restore(self, template: PyTree, update: int | None = None, *, only: str | None = None) -> Restored:
+        """Reads back the newest checkpoint that is whole.
+
+        Args:
+            template: Pytree of arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings to
+                restore to. A leaf without a sharding, or not committed to its device, is restored so.
+            update: The checkpoint to read, instead of the newest.
+            only: The name of a top-level field of the saved state, of which `template` then is a template; nothing
+                else is read.
+
+        Raises:
+            ValueError: If there is no checkpoint, none can be read, the one asked for cannot, it is of another
+                experiment (names the fields), or its leaves differ from the template's (lists the paths).
+        """
+        self.wait()
+        candidates = self.updates()[::-1]
+        if update is not None and update not in candidates:
+            raise ValueError(f"no checkpoint of update {update} in {self._directory}; there are {candidates[::-1]}")
+        skipped: list[str] = []
+        for candidate in candidates if update is None else [update]:
+            try:
+                header = self._read_header(candidate)
+                self._check_config(header)
+                state = self._read_state(candidate, header, template, only)
+            except _Damaged as error:
+                self._damaged.add(candidate)
+                skipped.append(f"skipped the checkpoint of update {candidate}: {error}")
+                self._report(skipped[-1])
+                continue
+            return Restored(candidate, state, header["metadata"], tuple(skipped))
+        if not skipped:
+            raise ValueError(f"no checkpoint in {self._directory}")
+        raise ValueError(f"no readable checkpoint in {self._directory}: {'; '.join(skipped)}")
+
+    def _read_header(self, update: int) -> dict[str, Any]:
+        """The header, after every byte of the checkpoint has been compared with its checksum."""
+        path = self._directory / str(update)
+        try:
+            expected = json.loads((path / _CHECKSUMS).read_text())
+            actual = _checksums(path)
+        except (OSError, ValueError) as error:
+            raise _Damaged(f"{type(error).__name__}: {error}") from error
+        wrong = [name for name in expected if actual.get(name) != expected[name]]
+        if wrong:
+            raise _Damaged(f"{wrong[0]} is {'not what was written' if wrong[0] in actual else 'missing'}")
+        return self._checkpointer.restore(path, _Items(header=ocp.args.JsonRestore()))["header"]
+
+    def _check_config(self, header: dict[str, Any]) -> None:
+        saved, current = _flatten_config(header["config"]), _flatten_config(self._config)
+        differing = [
+            f"{name} was {saved.get(name, 'absent')!r} and is {current.get(name, 'absent')!r}"
+            for name in sorted(saved.keys() | current.keys())
+            if name not in saved or name not in current or saved[name] != current[name]
+        ]
+        if differing:
+            raise ValueError(f"{self._directory} holds checkpoints of another experiment: {_first(differing)}")
+
+    def _read_state(self, update: int, header: dict[str, Any], template: PyTree, only: str | None) -> PyTree:
+        targets = _leaves_by_path(template, only or "")
+        saved = header["leaves"]
+        if only is not None:
+            saved = {path: text for path, text in saved.items() if path == only or path.startswith(f"{only}/")}
+            if not saved:
+                names = sorted({path.split("/")[0] for path in header["leaves"]})
+                raise ValueError(f"the checkpoint of update {update} has no {only!r}; it has {names}")
+        wanted = {path: _describe(path, leaf) for path, leaf in targets.items()}
+        problems = [f"{path} is missing" for path in wanted if path not in saved]
+        problems += [f"{path} is unexpected" for path in saved if path not in wanted]
+        problems += [
+            f"{path} is {saved[path]} instead of {wanted[path]}"
+            for path in wanted
+            if path in saved and saved[path] != wanted[path]
+        ]
+        if problems:
+            raise ValueError(f"the checkpoint of update {update} does not fit: {_first(problems)}")
+        plan = {path: _restore_args(leaf) for path, leaf in targets.items() if _size(leaf)}
+        arrays: dict[str, Any] = {}
+        if plan:
+            args = ocp.args.PyTreeRestore(item=dict.fromkeys(plan, 0), restore_args=plan, partial_restore=True)
+            try:
+                restored = self._checkpointer.restore(self._directory / str(update), _Items(state=args))
+            except Exception as error:
+                # Its bytes are those that were written, so what is left is a format that this Orbax cannot read.
+                raise _Damaged(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            arrays = restored["state"]
+        leaves = [_to_leaf(arrays.get(path), leaf, header["keys"].get(path)) for path, leaf in targets.items()]
+        return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+    def _fail(self, update: int, error: Exception) -> None:
+        self._pending = None
+        self._scores.pop(update, None)
+        self._is_clean = False
+        self._remove_unfinished()
+        self._is_clean = False  # Orbax may not have stopped writing yet.
+        self.errors.append(error)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        self._report(f"could not save the checkpoint of update {update}: {reason}")
+
+    def _remove_unfinished(self) -> None:
+        """Removes what killed or failed saves left. Only savers do: a reader may be looking at a run that goes on."""
+        if self._is_clean or jax.process_index() != 0:
+            return
+        for path in self._directory.glob(_TEMPORARY):
+            shutil.rmtree(path, ignore_errors=True)
+        self._is_clean = True
+
+    def _prune(self, newest: int) -> None:
+        if jax.process_index() != 0:
+            return
+        updates = [update for update in self.updates() if update <= newest and update not in self._damaged]
+        scored = [update for update in updates if self._score(update) is not None]
+        # Of equal scores the newer is the better.
+        scored.sort(key=lambda update: (self._score(update), update), reverse=True)
+        kept = {*updates[-self._keep_last :], *scored[: self._keep_best]}
+        for update in self.updates():
+            if update not in kept:
+                shutil.rmtree(self._directory / str(update), ignore_errors=True)
+
+    def _score(self, update: int) -> float | None:
+        if update not in self._scores:
+            try:
+                self._scores[update] = self._read_header(update)["score"]
+            except _Damaged:
+                self._scores[update] = None
+        return self._scores[update]
+
+
+class _Handler(ocp.CompositeCheckpointHandler):
+    """Adds the checksums of all that was written, just before Orbax gives the checkpoint its name."""
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        path = pathlib.Path(directory)
+        (path / _CHECKSUMS).write_text(json.dumps(_checksums(path)))
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
+class _Items(ocp.args.Composite):
+    """The arguments that Orbax requires a handler to have of its own."""
+
+
+def _checksums(path: pathlib.Path) -> dict[str, list[int]]:
+    """Size and CRC-32 by file, without Orbax's own files at the top, which it writes last and which hold no value."""
+    sums = {}
+    for file in sorted(path.glob("*/**/*")):
+        if file.is_file():
+            size = crc = 0
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    size, crc = size + len(block), zlib.crc32(block, crc)
+            sums[file.relative_to(path).as_posix()] = [size, crc]
+    return sums
+
+
+def _leaves_by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        name = "/".join(filter(None, [prefix, jax.tree_util.keystr(path, simple=True, separator="/")]))
+        if name in leaves:
+            raise ValueError(f"two leaves of the state have the path {name!r}")
+        leaves[name] = leaf
+    return leaves
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def _describe(path: str, leaf: Any) -> str:
+    """The type of a leaf, equal for an array and its template."""
+    if isinstance(leaf, bool | int | float):
+        return type(leaf).__name__
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+        raise ValueError(f"{path} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers")
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _size(leaf: Any) -> int:
+    return int(np.prod(leaf.shape)) if hasattr(leaf, "shape") else 1
+
+
+@jax.jit
+def _copy(leaves: list[jax.Array]) -> list[jax.Array]:
+    """New buffers on the same devices; keys as their data."""
+    return [jax.random.key_data(leaf) if _is_key(leaf) else jnp.copy(leaf) for leaf in leaves]
+
+
+def _snapshot(leaves: dict[str, Any]) -> dict[str, Any]:
+    snapshot = {path: np.array(leaf) for path, leaf in leaves.items() if not isinstance(leaf, jax.Array)}
+    # One program can only take arrays that are all on the same devices.
+    groups: dict[frozenset[jax.Device], list[str]] = {}
+    for path, leaf in leaves.items():
+        if isinstance(leaf, jax.Array):
+            groups.setdefault(frozenset(leaf.sharding.device_set), []).append(path)
+    for paths in groups.values():
+        snapshot |= zip(paths, _copy([leaves[path] for path in paths]), strict=True)
+    return snapshot
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    """Where a leaf is to be restored; None for the default device, not committed to it."""
+    if isinstance(leaf, jax.Array) and not leaf.committed:
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    sharding = _sharding(leaf)
+    # A sharding of keys is one of their data too, whose extra axis is last and whole.
+    return ocp.RestoreArgs(restore_type=np.ndarray) if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
+
+
+def _to_leaf(array: Any, target: Any, key_impl: str | None) -> Any:
+    if isinstance(target, bool | int | float):
+        return array.item()
+    if isinstance(target, np.ndarray | np.generic):
+        array = np.empty(target.shape, target.dtype) if array is None else array
+        return array if isinstance(target, np.ndarray) else array[()]
+    if array is None and key_impl is not None:
+        array = np.empty((*target.shape, *jax.random.key_data(jax.random.key(0, impl=key_impl)).shape), np.uint32)
+    elif array is None:
+        array = np.empty(target.shape, target.dtype)
+    if not isinstance(array, jax.Array):
+        # Never zero-copy: the state is going to be donated.
+        sharding = _sharding(target)
+        array = jnp.array(array) if sharding is None else jax.device_put(array, sharding, may_alias=False)
+    return array if key_impl is None else jax.random.wrap_key_data(array, impl=key_impl)
+
+
+def _as_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+    """The value as JSON gives it back, tuples as lists."""
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        raise ValueError(f"{what} must be JSON: {error}") from error
+
+
+def _flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict):
+        return {prefix: config}
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flatten_config(value, f"{prefix}.{name}" if prefix else name)
+    return flat
+
+
+def _first(items: Sequence[str], limit: int = 10) -> str:
+    rest = f", and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + rest
