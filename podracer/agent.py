@@ -7,12 +7,12 @@ internals, and one definition runs under every architecture.
 An agent is a frozen, hashable dataclass of static configuration. Everything that changes is in the pytrees it takes and
 returns:
 
-| pytree       | made by        | copies                     | what it holds                                            |
-|--------------|----------------|----------------------------|----------------------------------------------------------|
-| Learner      | `init`         | replicated on all devices  | parameters, targets, optimiser state, update count       |
-| ActorState   | `init_actor`   | per environment, `[B, ...]`| recurrent state; `()` if feed-forward                    |
-| Memory       | `init_memory`  | per replica                | replay; `()` if none                                     |
-| ActorParams  | `actor_params` | on every acting device     | all that acting may depend on, exploration rate included |
+| pytree      | made by        | copies                 | what it holds                                   |
+|-------------|----------------|------------------------|-------------------------------------------------|
+| Learner     | `init`         | one on every device    | parameters, optimiser state, update count       |
+| ActorState  | `init_actor`   | one per environment    | recurrent state; `()` if feed-forward           |
+| Memory      | `init_memory`  | one per replica        | replay; `()` if none                            |
+| ActorParams | `actor_params` | on every acting device | all that acting depends on, exploration and all |
 
 `memory` is apart from the learner because it is sharded, checkpointed and donated differently.
 """

@@ -17,14 +17,15 @@ def sample_action(spec: EnvironmentSpec, key: jax.Array, batch_size: int) -> jax
     action = spec.action
     match action:
         case DiscreteSpec():
-            drawn = jax.random.randint(key, (batch_size,), action.start, action.start + action.num_actions)
+            drawn = jax.random.randint(key, (batch_size,), action.start, action.start + action.num_actions, jnp.int32)
             return drawn.astype(action.dtype)
         case MultiDiscreteSpec():
             shape = (batch_size, len(action.num_actions))
-            return jax.random.randint(key, shape, 0, jnp.asarray(action.num_actions)).astype(action.dtype)
+            above = jnp.broadcast_to(jnp.asarray(action.num_actions, jnp.int32), shape)
+            return jax.random.randint(key, shape, 0, above, jnp.int32).astype(action.dtype)
         case BoundedSpec():
             low, high = jnp.asarray(action.low, jnp.float32), jnp.asarray(action.high, jnp.float32)
-            return jax.random.uniform(key, (batch_size, len(action.low)), minval=low, maxval=high)
+            return jax.random.uniform(key, (batch_size, len(action.low)), jnp.float32, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,18 +121,17 @@ def _state_shape(environment: Environment) -> PyTree:
 
 
 def _check_same_structure(name: str, what: str, a: PyTree, b: PyTree) -> None:
-    if jax.tree.structure(a) != jax.tree.structure(b):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (a, b)]
+    if structures[0] != structures[1]:
         paths = [{jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(t)} for t in (a, b)]
-        differing = sorted(paths[0] ^ paths[1]) or [f"{jax.tree.structure(a)} against {jax.tree.structure(b)}"]
+        differing = sorted(paths[0] ^ paths[1]) or [f"{structures[0]} against {structures[1]}"]
         raise ValueError(f"the {what} of {name} differs between reset and step at {', '.join(differing)}")
 
 
 def _check_observation(name: str, method: str, specs: PyTree, emitted: PyTree) -> None:
-    if jax.tree.structure(specs) != jax.tree.structure(emitted):
-        raise ValueError(
-            f"{name}.{method} emits an observation {jax.tree.structure(emitted)}, "
-            f"its spec says {jax.tree.structure(specs)}"
-        )
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (specs, emitted)]
+    if structures[0] != structures[1]:
+        raise ValueError(f"{name}.{method} emits an observation {structures[1]}, its spec says {structures[0]}")
 
     def check(path: Any, spec: ArraySpec, leaf: Any) -> None:
         if spec.shape != leaf.shape:

@@ -1,18 +1,48 @@
-"""A network is two pure functions, whatever library wrote it."""
+"""A network is a few pure functions, whatever library wrote it.
+
+Feed-forward networks take observations with any leading axes and keep them. Recurrent ones take one time step of `B`
+environments, so that acting and learning run the same function; `unroll` scans it over time.
+"""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import Array, Bool, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """`init(key, observation) -> params` and `apply(params, observation) -> outputs`.
-
-    Observations have any number of leading axes; outputs keep them.
-    """
+    """`init(key, observation) -> params` and `apply(params, observation) -> outputs`."""
 
     init: Callable[[jax.Array, Any], Any]
     apply: Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentNetwork:
+    """A network with a memory of the episode.
+
+    Attributes:
+        init: `init(key, observation [B, ...]) -> params`.
+        apply: `apply(params, observation [B, ...], first [B], state [B, ...]) -> (outputs, state)`. It starts from the
+            initial state wherever `first` is true, whatever `state` holds there.
+        initial_state: `initial_state(batch_size) -> state [B, ...]`.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    apply: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+    initial_state: Callable[[int], Any]
+
+    def unroll(
+        self, params: PyTree, observation: PyTree, first: Bool[Array, "T B"], state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """`apply` over `[T, B, ...]`: outputs `[T, B, ...]` and the state after the last step."""
+
+        def step(state: PyTree, inputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, PyTree]:
+            outputs, state = self.apply(params, *inputs, state)
+            return state, outputs
+
+        state, outputs = jax.lax.scan(step, state, (observation, first))
+        return outputs, state

@@ -1,0 +1,60 @@
+"""From an observation of any structure to the float array that a torso takes."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from podracer.types import ArraySpec
+
+
+def to_float(x: jax.Array, spec: ArraySpec) -> Float[Array, "*B"]:
+    """As float32. Images, which are uint8 with two axes or more, are divided by 255, here and nowhere else."""
+    x = x.astype(jnp.float32)
+    return x / 255 if spec.dtype == "uint8" and len(spec.shape) > 1 else x
+
+
+def flattener(spec: PyTree) -> Callable[[PyTree], Float[Array, "*B D"]]:
+    """A function that joins all leaves of an observation into one vector, after any leading axes.
+
+    Raises:
+        ValueError: A leaf is not a number; it is named.
+    """
+    _check_numbers(spec)
+
+    def leaf(x: jax.Array, spec: ArraySpec) -> jax.Array:
+        lead = x.shape[: x.ndim - len(spec.shape)]
+        return to_float(x, spec).reshape(*lead, math.prod(spec.shape))
+
+    return lambda observation: jnp.concatenate(jax.tree.leaves(jax.tree.map(leaf, observation, spec)), -1)
+
+
+def image(spec: PyTree, smallest: int) -> Callable[[jax.Array], Float[Array, "*B H W C"]]:
+    """A function that takes an observation which is one image `[H, W, C]`, at least `smallest` wide and high.
+
+    Raises:
+        ValueError: The observation is anything else; its leaves are named.
+    """
+    _check_numbers(spec)
+    shape = getattr(spec, "shape", None)
+    if shape is None or len(shape) != 3 or min(shape[:2]) < smallest:
+        leaves = jax.tree_util.tree_leaves_with_path(spec)
+        found = ", ".join(f"{_name(path)} of shape {leaf.shape}" for path, leaf in leaves)
+        raise ValueError(
+            f"torso 'cnn' takes one image [H, W, C] of at least {smallest} x {smallest}; the observation is {found}; "
+            "use torso 'mlp'"
+        )
+    return lambda observation: to_float(observation, spec)
+
+
+def _check_numbers(spec: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(spec):
+        if not isinstance(leaf, ArraySpec) or np.dtype(leaf.dtype).kind not in "buif":
+            raise ValueError(f"the observation leaf {_name(path)} is {leaf}; networks take arrays of real numbers")
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path) or "(root)"

@@ -1,0 +1,27 @@
+"""The mathematics that agents share, on time-major `[T, B]` arrays."""
+
+from podracer.ops.advantages import generalized_advantages
+from podracer.ops.distributions import (
+    Categorical,
+    Distribution,
+    MultiCategorical,
+    TanhNormal,
+    distribution_for,
+    num_parameters,
+)
+from podracer.ops.minibatches import MinibatchGrid
+from podracer.ops.normalization import Moments, merge_moments, normalize
+
+__all__ = [
+    "Categorical",
+    "Distribution",
+    "MinibatchGrid",
+    "Moments",
+    "MultiCategorical",
+    "TanhNormal",
+    "distribution_for",
+    "generalized_advantages",
+    "merge_moments",
+    "normalize",
+    "num_parameters",
+]

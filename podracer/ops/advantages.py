@@ -1,0 +1,35 @@
+"""Advantage estimation over trajectories with episode ends inside them."""
+
+import jax
+import jax.numpy as jnp
+import rlax
+from jaxtyping import Array, Float
+
+from podracer.types import Trajectory, valid_mask
+
+
+def generalized_advantages(
+    trajectory: Trajectory, values: Float[Array, "T+1 B"], discount: float, lambda_: float
+) -> Float[Array, "T B"]:
+    """GAE(lambda) (Schulman et al. 2016, arXiv 1506.02438), cut at episode ends.
+
+    At a truncation the last advantage bootstraps from the value of the true final observation, at a termination from 0.
+    Nothing flows backwards across the row `LAST -> FIRST`, whose own advantage is 0 whatever it contains.
+
+    Args:
+        trajectory: Its rewards, discounts and step types are read.
+        values: The critic's value of each of the `T + 1` timesteps.
+        discount: gamma.
+        lambda_: lambda.
+
+    Returns:
+        The advantages, 0 on masked rows; advantages plus `values[:-1]` are the value targets.
+    """
+    valid = valid_mask(trajectory)
+    timestep = trajectory.timestep
+    r_t = jnp.where(valid, timestep.reward[1:], 0)
+    discount_t = jnp.where(valid, discount * timestep.discount[1:], 0)
+    # What lambda multiplies is the advantage of the next row, which belongs to another episode after LAST.
+    lambda_t = jnp.where(timestep.last()[1:], 0, jnp.float32(lambda_))
+    estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, in_axes=1, out_axes=1)
+    return jnp.where(valid, estimate(r_t, discount_t, lambda_t, values), 0)
