@@ -9,8 +9,10 @@ disk, so that a killed process leaves no half of one. It holds `state` (the arra
 `checksums.json`: without the last, a flipped bit in an array would be read back as a number.
 """
 
+import contextlib
 import dataclasses
 import json
+import logging
 import pathlib
 import shutil
 import zlib
@@ -18,12 +20,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-_TEMPORARY = "*.orbax-checkpoint-tmp*"
+from podracer import checkpoint_leaves
+
+_TEMPORARY = ".orbax-checkpoint-tmp"
 _CHECKSUMS = "checksums.json"
 
 
@@ -83,16 +86,18 @@ class Checkpointer:
         self._config = _as_json(config, "the configuration")
         self._report = report
         self._checkpointer = ocp.AsyncCheckpointer(_Handler())
+        logging.getLogger("absl").addFilter(_is_not_an_error_of_orbax)
         self._pending: int | None = None
         self._scores: dict[int, float | None] = {}
         self._damaged: set[int] = set()
+        self._newest: int | None = None
         self._is_clean = False
 
     def updates(self) -> list[int]:
         """The updates that a checkpoint is on disk for, oldest first, whether or not it can be read."""
         if not self._directory.is_dir():
             return []
-        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
+        return sorted(int(path.name) for path in self._directory.glob("*/") if path.name.isdecimal())
 
     def save(self, update: int, state: PyTree, metadata: dict[str, Any], score: float | None = None) -> None:
         """Copies the state and starts to write it.
@@ -102,8 +107,8 @@ class Checkpointer:
         where the previous save is not finished, until it is. A failed write is reported by the next call of any
         method and recorded in `errors`, never raised.
 
-        A checkpoint of the same update is replaced, and those of later updates are removed once this one is complete:
-        they belong to a future that training has left.
+        Checkpoints of this update and of later ones are removed first: they belong to a future that training has left
+        by restoring an earlier one. Saving the update that was saved last does nothing.
 
         Args:
             update: How many updates led to the state.
@@ -122,19 +127,23 @@ class Checkpointer:
             "metadata": _as_json(metadata, "the metadata"),
             "config": self._config,
         }
-        leaves = _leaves_by_path(state)
-        header["leaves"] = {path: _describe(path, leaf) for path, leaf in leaves.items()}
-        header["keys"] = {path: str(jax.random.key_impl(leaf)) for path, leaf in leaves.items() if _is_key(leaf)}
+        leaves = checkpoint_leaves.by_path(state)
+        header["leaves"] = {path: checkpoint_leaves.describe(path, leaf) for path, leaf in leaves.items()}
+        header["keys"] = checkpoint_leaves.key_impls(leaves)
         self.wait()
+        if update == self._newest:
+            return
+        self._newest = None
         self._remove_unfinished()
+        self._remove([later for later in self.updates() if later >= update])
         # Copying to the host and to disk is what a save is for, whatever the loop around it forbids.
         with jax.transfer_guard("allow"):
-            arrays = {path: leaf for path, leaf in _snapshot(leaves).items() if leaf.size}
+            arrays = checkpoint_leaves.snapshot(leaves)
             items = {"state": ocp.args.PyTreeSave(arrays)} if arrays else {}
             items["header"] = ocp.args.JsonSave(header)
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                self._checkpointer.save(self._directory / str(update), _Items(**items), force=True)
+                self._checkpointer.save(self._directory / str(update), _Items(**items))
             except Exception as error:
                 self._fail(update, error)
                 return
@@ -152,8 +161,8 @@ class Checkpointer:
             self._fail(update, error)
             return
         self._pending = None
-        self._damaged.discard(update)
-        self._prune(update)
+        self._newest = update
+        self._prune()
 
     def close(self) -> None:
         """Waits for the last save and ends Orbax's threads. Nothing may be called after it."""
@@ -175,6 +184,7 @@ class Checkpointer:
                 experiment (names the fields), or its leaves differ from the template's (lists the paths).
         """
         self.wait()
+        self._newest = None
         candidates = self.updates()[::-1]
         if update is not None and update not in candidates:
             raise ValueError(f"no checkpoint of update {update} in {self._directory}; there are {candidates[::-1]}")
@@ -201,7 +211,7 @@ class Checkpointer:
             expected = json.loads((path / _CHECKSUMS).read_text())
             actual = _checksums(path)
         except (OSError, ValueError) as error:
-            raise _Damaged(f"{type(error).__name__}: {error}") from error
+            raise _Damaged(_one_line(error)) from error
         wrong = [name for name in expected if actual.get(name) != expected[name]]
         if wrong:
             raise _Damaged(f"{wrong[0]} is {'not what was written' if wrong[0] in actual else 'missing'}")
@@ -218,14 +228,14 @@ class Checkpointer:
             raise ValueError(f"{self._directory} holds checkpoints of another experiment: {_first(differing)}")
 
     def _read_state(self, update: int, header: dict[str, Any], template: PyTree, only: str | None) -> PyTree:
-        targets = _leaves_by_path(template, only or "")
+        templates = checkpoint_leaves.by_path(template, only or "")
         saved = header["leaves"]
         if only is not None:
             saved = {path: text for path, text in saved.items() if path == only or path.startswith(f"{only}/")}
             if not saved:
                 names = sorted({path.split("/")[0] for path in header["leaves"]})
                 raise ValueError(f"the checkpoint of update {update} has no {only!r}; it has {names}")
-        wanted = {path: _describe(path, leaf) for path, leaf in targets.items()}
+        wanted = {path: checkpoint_leaves.describe(path, leaf) for path, leaf in templates.items()}
         problems = [f"{path} is missing" for path in wanted if path not in saved]
         problems += [f"{path} is unexpected" for path in saved if path not in wanted]
         problems += [
@@ -235,17 +245,16 @@ class Checkpointer:
         ]
         if problems:
             raise ValueError(f"the checkpoint of update {update} does not fit: {_first(problems)}")
-        plan = {path: _restore_args(leaf) for path, leaf in targets.items() if _size(leaf)}
+        plan = checkpoint_leaves.restore_args(templates)
         arrays: dict[str, Any] = {}
         if plan:
             args = ocp.args.PyTreeRestore(item=dict.fromkeys(plan, 0), restore_args=plan, partial_restore=True)
-            try:
-                restored = self._checkpointer.restore(self._directory / str(update), _Items(state=args))
-            except Exception as error:
-                # Its bytes are those that were written, so what is left is a format that this Orbax cannot read.
-                raise _Damaged(f"{type(error).__name__}: {error}".splitlines()[0]) from error
-            arrays = restored["state"]
-        leaves = [_to_leaf(arrays.get(path), leaf, header["keys"].get(path)) for path, leaf in targets.items()]
+            # Its bytes are those that were written, so that an error here is no reason to fall back on another.
+            arrays = self._checkpointer.restore(self._directory / str(update), _Items(state=args))["state"]
+        impls = header["keys"]
+        leaves = [
+            checkpoint_leaves.rebuild(arrays.get(path), leaf, impls.get(path)) for path, leaf in templates.items()
+        ]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def _fail(self, update: int, error: Exception) -> None:
@@ -255,28 +264,35 @@ class Checkpointer:
         self._remove_unfinished()
         self._is_clean = False  # Orbax may not have stopped writing yet.
         self.errors.append(error)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        self._report(f"could not save the checkpoint of update {update}: {reason}")
+        self._report(f"could not save the checkpoint of update {update}: {_one_line(error)}")
 
     def _remove_unfinished(self) -> None:
         """Removes what killed or failed saves left. Only savers do: a reader may be looking at a run that goes on."""
         if self._is_clean or jax.process_index() != 0:
             return
-        for path in self._directory.glob(_TEMPORARY):
+        for path in self._directory.glob(f"*{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
         self._is_clean = True
 
-    def _prune(self, newest: int) -> None:
-        if jax.process_index() != 0:
-            return
-        updates = [update for update in self.updates() if update <= newest and update not in self._damaged]
-        scored = [update for update in updates if self._score(update) is not None]
+    def _prune(self) -> None:
+        updates = self.updates()
+        sound = [update for update in updates if update not in self._damaged]
+        scored = [update for update in sound if self._score(update) is not None]
         # Of equal scores the newer is the better.
         scored.sort(key=lambda update: (self._score(update), update), reverse=True)
-        kept = {*updates[-self._keep_last :], *scored[: self._keep_best]}
-        for update in self.updates():
-            if update not in kept:
-                shutil.rmtree(self._directory / str(update), ignore_errors=True)
+        kept = {*sound[-self._keep_last :], *scored[: self._keep_best]}
+        self._remove([update for update in updates if update not in kept])
+
+    def _remove(self, updates: list[int]) -> None:
+        if jax.process_index() != 0:
+            return
+        for update in updates:
+            self._scores.pop(update, None)
+            self._damaged.discard(update)
+            path = self._directory / str(update)
+            # A process killed here leaves nothing that looks like a checkpoint.
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path.rename(f"{path}{_TEMPORARY}-removed"))
 
     def _score(self, update: int) -> float | None:
         if update not in self._scores:
@@ -285,6 +301,11 @@ class Checkpointer:
             except _Damaged:
                 self._scores[update] = None
         return self._scores[update]
+
+
+def _is_not_an_error_of_orbax(record: logging.LogRecord) -> bool:
+    """Keeps pages of nested tracebacks off the terminal: each of these errors is in `errors` and reported in a line."""
+    return not (record.levelno == logging.ERROR and "orbax" in record.pathname)
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
@@ -314,81 +335,6 @@ def _checksums(path: pathlib.Path) -> dict[str, list[int]]:
     return sums
 
 
-def _leaves_by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        name = "/".join(filter(None, [prefix, jax.tree_util.keystr(path, simple=True, separator="/")]))
-        if name in leaves:
-            raise ValueError(f"two leaves of the state have the path {name!r}")
-        leaves[name] = leaf
-    return leaves
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-
-
-def _describe(path: str, leaf: Any) -> str:
-    """The type of a leaf, equal for an array and its template."""
-    if isinstance(leaf, bool | int | float):
-        return type(leaf).__name__
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
-        raise ValueError(f"{path} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers")
-    return f"{leaf.dtype}{list(leaf.shape)}"
-
-
-def _size(leaf: Any) -> int:
-    return int(np.prod(leaf.shape)) if hasattr(leaf, "shape") else 1
-
-
-@jax.jit
-def _copy(leaves: list[jax.Array]) -> list[jax.Array]:
-    """New buffers on the same devices; keys as their data."""
-    return [jax.random.key_data(leaf) if _is_key(leaf) else jnp.copy(leaf) for leaf in leaves]
-
-
-def _snapshot(leaves: dict[str, Any]) -> dict[str, Any]:
-    snapshot = {path: np.array(leaf) for path, leaf in leaves.items() if not isinstance(leaf, jax.Array)}
-    # One program can only take arrays that are all on the same devices.
-    groups: dict[frozenset[jax.Device], list[str]] = {}
-    for path, leaf in leaves.items():
-        if isinstance(leaf, jax.Array):
-            groups.setdefault(frozenset(leaf.sharding.device_set), []).append(path)
-    for paths in groups.values():
-        snapshot |= zip(paths, _copy([leaves[path] for path in paths]), strict=True)
-    return snapshot
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    """Where a leaf is to be restored; None for the default device, not committed to it."""
-    if isinstance(leaf, jax.Array) and not leaf.committed:
-        return None
-    return getattr(leaf, "sharding", None)
-
-
-def _restore_args(leaf: Any) -> ocp.RestoreArgs:
-    sharding = _sharding(leaf)
-    # A sharding of keys is one of their data too, whose extra axis is last and whole.
-    return ocp.RestoreArgs(restore_type=np.ndarray) if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
-
-
-def _to_leaf(array: Any, target: Any, key_impl: str | None) -> Any:
-    if isinstance(target, bool | int | float):
-        return array.item()
-    if isinstance(target, np.ndarray | np.generic):
-        array = np.empty(target.shape, target.dtype) if array is None else array
-        return array if isinstance(target, np.ndarray) else array[()]
-    if array is None and key_impl is not None:
-        array = np.empty((*target.shape, *jax.random.key_data(jax.random.key(0, impl=key_impl)).shape), np.uint32)
-    elif array is None:
-        array = np.empty(target.shape, target.dtype)
-    if not isinstance(array, jax.Array):
-        # Never zero-copy: the state is going to be donated.
-        sharding = _sharding(target)
-        array = jnp.array(array) if sharding is None else jax.device_put(array, sharding, may_alias=False)
-    return array if key_impl is None else jax.random.wrap_key_data(array, impl=key_impl)
-
-
 def _as_json(value: dict[str, Any], what: str) -> dict[str, Any]:
     """The value as JSON gives it back, tuples as lists."""
     try:
@@ -404,6 +350,12 @@ def _flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in config.items():
         flat |= _flatten_config(value, f"{prefix}.{name}" if prefix else name)
     return flat
+
+
+def _one_line(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    # TensorStore says it at the end of a line of paths.
+    return "no space left on the device" if "o space left on device" in text else text.splitlines()[0]
 
 
 def _first(items: Sequence[str], limit: int = 10) -> str:
