@@ -5,6 +5,7 @@ the classes of the state, and nothing needs pickle. Keys are stored as their dat
 stored at all: Orbax refuses them, and their template says everything.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -48,15 +49,23 @@ def key_impls(leaves: dict[str, Any]) -> dict[str, str]:
 
 
 def snapshot(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the leaves to write, in buffers of their own on the devices and with the shardings that they have."""
+    """The arrays to write, which do not change or vanish when the leaves are donated.
+
+    On a CPU these are copies in buffers of their own, as Orbax reads such an array in place while it writes. Of other
+    devices it copies the arrays to the host before `save` returns, and a second copy would only take their memory.
+    """
     arrays = {path: np.array(leaf) for path, leaf in leaves.items() if not isinstance(leaf, jax.Array)}
     # One program takes only arrays that are all on the same devices.
-    groups: dict[frozenset[jax.Device], list[str]] = {}
+    groups: dict[frozenset[jax.Device], dict[str, jax.Array]] = {}
     for path, leaf in leaves.items():
         if isinstance(leaf, jax.Array):
-            groups.setdefault(frozenset(leaf.sharding.device_set), []).append(path)
-    for paths in groups.values():
-        arrays |= zip(paths, _copy([leaves[path] for path in paths]), strict=True)
+            if leaf.is_fully_replicated and leaf.is_fully_addressable:
+                # Of equal copies one is enough. Orbax would cut them up for every device to write a piece.
+                leaf = leaf.addressable_data(0)
+            groups.setdefault(frozenset(leaf.sharding.device_set), {})[path] = leaf
+    for devices, group in groups.items():
+        on_cpu = all(device.platform == "cpu" for device in devices)
+        arrays |= _to_data(group, copy=on_cpu)
     return {path: array for path, array in arrays.items() if array.size}
 
 
@@ -90,9 +99,10 @@ def rebuild(array: Any, template: Any, key_impl: str | None) -> Any:
     return jax.random.wrap_key_data(array, impl=key_impl) if key_impl else array
 
 
-@jax.jit
-def _copy(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [jax.random.key_data(leaf) if _is_key(leaf) else jnp.copy(leaf) for leaf in leaves]
+@functools.partial(jax.jit, static_argnames="copy")
+def _to_data(arrays: dict[str, jax.Array], *, copy: bool) -> dict[str, jax.Array]:
+    arrays = {path: jax.random.key_data(array) if _is_key(array) else array for path, array in arrays.items()}
+    return {path: jnp.copy(array) for path, array in arrays.items()} if copy else arrays
 
 
 def _is_key(leaf: Any) -> bool:

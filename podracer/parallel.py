@@ -1,9 +1,9 @@
 """Replicas: the mesh, the only use of `shard_map`, and averaging over the mapped axis.
 
-Averaging under `shard_map` has a trap. With `check_vma=True`, the default, differentiating with respect to a replicated
-value already sums the gradient over the axis, and a `pmean` after it leaves the gradient N times too large, which Adam
-hides. `run_on_replicas` turns the check off, so that `grad` is always this replica's own gradient, environments may start
-loops from constants, and `mean_over_replicas` of it is the gradient of the mean loss.
+Averaging under `shard_map` has a trap. With `check_vma=True`, the default, differentiating with respect to a
+replicated value already sums the gradient over the axis, and a `pmean` after it leaves the gradient N times too large,
+which Adam hides. `run_on_replicas` turns the check off, so that `grad` is always this replica's own gradient and
+`mean_over_replicas` of it is the gradient of the mean loss. It also lets environments start loops from constants.
 """
 
 from collections.abc import Callable, Sequence

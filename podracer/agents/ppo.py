@@ -218,8 +218,7 @@ class PPO:
         axis: str | None = None,
     ) -> tuple[PPOLearner, tuple[()], Metrics]:
         valid = valid_mask(trajectory)
-        # Masked rows may hold anything. Zeroed here, they cannot reach a sum even as 0 * NaN.
-        trajectory = _without_masked(trajectory, valid)
+        trajectory = dataclasses.replace(trajectory, extras=_without_masked(trajectory.extras, valid))
         observations, returns = learner.observations, learner.returns
         if self.config.scale_rewards:
             returns = merge_moments(returns, trajectory.extras.discounted_return, valid, axis)
@@ -344,11 +343,16 @@ class PPO:
         return start + (end - start) * done
 
 
-def _without_masked(trajectory: Trajectory, valid: Bool[Array, "T B"]) -> Trajectory:
+def _without_masked(extras: PPOExtras, valid: Bool[Array, "T B"]) -> PPOExtras:
+    """Zeros for what was remembered of ignored actions: it may be anything, and 0 * NaN is NaN.
+
+    The value stays. On a masked row it is that of the final observation, from which a truncation bootstraps.
+    """
+
     def clean(x: jax.Array) -> jax.Array:
         return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))
 
-    return dataclasses.replace(trajectory, extras=jax.tree.map(clean, trajectory.extras))
+    return dataclasses.replace(jax.tree.map(clean, extras), value=extras.value)
 
 
 def _with_scaled_rewards(trajectory: Trajectory, scale: Float[Array, ""]) -> Trajectory:

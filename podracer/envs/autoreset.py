@@ -64,8 +64,8 @@ class Autoreset:
         return jax.vmap(self._step)(state, action, keys)
 
     def _cast(self, inner: PyTree, observation: PyTree) -> tuple[PyTree, PyTree]:
-        inner = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), inner, self._state)
-        observation = jax.tree.map(lambda x, spec: jnp.asarray(x, spec.dtype), observation, self.spec.observation)
+        inner = jax.tree.map(lambda x, like: _as_dtype(x, like.dtype), inner, self._state)
+        observation = jax.tree.map(lambda x, spec: _as_dtype(x, spec.dtype), observation, self.spec.observation)
         return inner, observation
 
     def _reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
@@ -79,7 +79,7 @@ class Autoreset:
         reset = self._reset(reset_key)
         inner, raw = self.environment.step(inner, action, step_key)
         inner, observation = self._cast(inner, raw.observation)
-        terminated, truncated = jnp.reshape(raw.terminated, ()), jnp.reshape(raw.truncated, ())
+        terminated, truncated = (jnp.reshape(flag, ()).astype(bool) for flag in (raw.terminated, raw.truncated))
         stepped = TimeStep(
             step_type=jnp.where(terminated | truncated, StepType.LAST, StepType.MID).astype(jnp.int8),
             reward=jnp.reshape(raw.reward, ()).astype(jnp.float32),
@@ -88,6 +88,11 @@ class Autoreset:
         )
         resets = previous == StepType.LAST
         return jax.tree.map(lambda a, b: jnp.where(resets, a, b), reset, ((inner, stepped.step_type), stepped))
+
+
+def _as_dtype(x: Any, dtype: Any) -> jax.Array:
+    """`x` as a strongly typed array; typed random keys, which convert to nothing else, stay as they are."""
+    return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
 
 
 def _state_shape(environment: Environment) -> PyTree:
@@ -113,9 +118,19 @@ def _state_shape(environment: Environment) -> PyTree:
                 f"the state of {name} changes shape at {jax.tree_util.keystr(path)}: "
                 f"{a.shape} from reset, {b.shape} from step"
             )
-        weak = {x.dtype for x in (a, b) if getattr(x, "weak_type", False)}
-        strong = {x.dtype for x in (a, b)} - weak
-        return jax.ShapeDtypeStruct(a.shape, jnp.result_type(*(strong or weak)))
+        # A weak type (a Python number) yields to a strong one; of two strong ones the wider holds both.
+        strong = {x.dtype for x in (a, b) if not getattr(x, "weak_type", False)}
+        dtypes = strong or {a.dtype, b.dtype}
+        if len(dtypes) == 1:
+            return jax.ShapeDtypeStruct(a.shape, dtypes.pop())
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                return jax.ShapeDtypeStruct(a.shape, jnp.result_type(*dtypes))
+        except TypeError as error:
+            raise ValueError(
+                f"the state of {name} changes type at {jax.tree_util.keystr(path)}: "
+                f"{a.dtype} from reset, {b.dtype} from step"
+            ) from error
 
     return jax.tree_util.tree_map_with_path(promote, state, stepped)
 

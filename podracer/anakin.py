@@ -1,0 +1,307 @@
+"""Anakin: environments, acting and learning compiled into one program on every device (arXiv 2104.06272, section 3).
+
+One call of the program makes many updates. Python only schedules it: the state is donated, and one call's sums are read
+while the next one runs.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from podracer import parallel
+from podracer.agent import Agent
+from podracer.envs.autoreset import Autoreset
+from podracer.envs.base import Environment
+from podracer.rollout import RolloutState, Stream, fold_in_each, start_rollout, stream_key, unroll
+from podracer.types import Trajectory, valid_mask
+
+# Rows per call, so that int32 sums on the device cannot overflow.
+_MAX_ROWS_PER_CALL = 2**30
+_NEVER = np.int32(2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnakinConfig:
+    """How much runs at once.
+
+    Attributes:
+        num_envs: Environments over all devices.
+        rollout_length: Steps of each environment per update, T.
+    """
+
+    num_envs: int = 64
+    rollout_length: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "rollout_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AnakinState:
+    """Everything that changes during a run. A checkpoint of it resumes the run exactly.
+
+    Attributes:
+        key: The run's root key; constant.
+        updates: Updates done.
+        learner: On every device.
+        memory: One per replica, `[replicas, ...]`.
+        rollout: `[num_envs, ...]`.
+    """
+
+    key: jax.Array
+    updates: Int[Array, ""]
+    learner: PyTree
+    memory: PyTree
+    rollout: RolloutState
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Sums over the updates of one call, on the device.
+
+    Attributes:
+        updates: Their number.
+        env_steps: Real transitions; rows on which an environment reset itself are not counted.
+        metrics: The agent's metrics.
+        episodes: Episodes that finished.
+        return_sum: Over those.
+        length_sum: Over those.
+        nonfinite: For each quantity, the first update at which it was NaN or infinite.
+    """
+
+    updates: Int[Array, ""]
+    env_steps: Int[Array, ""]
+    metrics: dict[str, jax.Array]
+    episodes: Int[Array, ""]
+    return_sum: jax.Array
+    length_sum: Int[Array, ""]
+    nonfinite: dict[str, Int[Array, ""]]
+
+
+class Anakin:
+    """Runs an agent in an environment.
+
+    Args:
+        agent: Anything that follows `podracer.agent.Agent`.
+        environment: A raw environment.
+        config: Its `num_envs` are divided among the devices.
+        devices: One replica each; all of the backend's by default.
+
+    Raises:
+        ValueError: `num_envs` is not a multiple of the number of devices, or the environment breaks its own spec.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Environment,
+        config: AnakinConfig,
+        devices: list[jax.Device] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.environment = Autoreset(environment)
+        self.config = config
+        self.mesh = parallel.make_mesh(jax.devices() if devices is None else devices)
+        check_divisible(config.num_envs, self.mesh.size)
+        self._axis = parallel.axis_name(self.mesh)
+        specs = AnakinState(
+            key=parallel.REPLICATED,
+            updates=parallel.REPLICATED,
+            learner=parallel.REPLICATED,
+            memory=parallel.SHARDED,
+            rollout=parallel.SHARDED,
+        )
+        self.shardings = parallel.shardings(self.mesh, specs)
+        self._init = jax.jit(
+            parallel.run_on_replicas(self._replica_init, self.mesh, (parallel.REPLICATED,), specs),
+            out_shardings=self.shardings,
+        )
+        self._run = jax.jit(
+            parallel.run_on_replicas(
+                self._replica_run, self.mesh, (specs, parallel.REPLICATED), (specs, parallel.REPLICATED)
+            ),
+            donate_argnums=0,
+        )
+
+    @property
+    def steps_per_update(self) -> int:
+        """Rows of all environments in one update."""
+        return self.config.num_envs * self.config.rollout_length
+
+    def init(self, seed: int | jax.Array) -> AnakinState:
+        """The state before the first update.
+
+        Args:
+            seed: An integer, or a typed key.
+        """
+        key = jax.random.key(seed) if isinstance(seed, int) else seed
+        return self._init(key)
+
+    def run(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, Window]:
+        """Makes updates, without waiting for them.
+
+        Args:
+            state: Donated: use the returned one from here on.
+            num_updates: Any number; the program is compiled once for all of them.
+
+        Raises:
+            ValueError: `num_updates` is below 1, or above what one call can count.
+        """
+        limit = _MAX_ROWS_PER_CALL // self.steps_per_update
+        if not 1 <= num_updates <= limit:
+            raise ValueError(f"num_updates is {num_updates}; one call makes 1 to {limit} updates")
+        return self._run(state, np.int32(num_updates))
+
+    def compile(self) -> None:
+        """Compiles `run` ahead of its first call, from shapes alone."""
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(self._init, jax.random.key(0))
+        )
+        self._run.lower(abstract, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+
+    def _replica_init(self, key: jax.Array) -> AnakinState:
+        keys = self._environment_keys(stream_key(key, Stream.RESET))
+        rollout = start_rollout(self.agent, self.environment, keys)
+        learner = self.agent.init(stream_key(key, Stream.INIT))
+        example = jax.eval_shape(lambda: self._unroll(key, jnp.int32(0), learner, rollout)[1])
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), example)
+        memory = jax.tree.map(lambda x: x[None], self.agent.init_memory(zeros))
+        return AnakinState(key, jnp.int32(0), learner, memory, rollout)
+
+    def _replica_run(self, state: AnakinState, num_updates: jax.Array) -> tuple[AnakinState, Window]:
+        episodes = state.rollout.episodes.forget_finished()
+        state = dataclasses.replace(state, rollout=dataclasses.replace(state.rollout, episodes=episodes))
+        shapes = jax.eval_shape(self._replica_step, state)[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        window = dataclasses.replace(zeros, nonfinite=dict.fromkeys(shapes.nonfinite, _NEVER))
+
+        def body(_: jax.Array, carry: tuple[AnakinState, Window]) -> tuple[AnakinState, Window]:
+            state, window = carry
+            state, more = self._replica_step(state)
+            total = jax.tree.map(jnp.add, window, more)
+            nonfinite = jax.tree.map(jnp.minimum, window.nonfinite, more.nonfinite)
+            return state, dataclasses.replace(total, nonfinite=nonfinite)
+
+        state, window = jax.lax.fori_loop(0, num_updates, body, (state, window))
+        episodes = state.rollout.episodes
+        return state, self._over_replicas(
+            dataclasses.replace(
+                window,
+                updates=num_updates,
+                episodes=episodes.count.sum(),
+                return_sum=episodes.return_sum.sum(),
+                length_sum=episodes.length_sum.sum(),
+            )
+        )
+
+    def _replica_step(self, state: AnakinState) -> tuple[AnakinState, Window]:
+        """One update of this replica: act, then learn."""
+        rollout, trajectory = self._unroll(state.key, state.updates, state.learner, state.rollout)
+        memory = jax.tree.map(lambda x: x[0], state.memory)
+        key = stream_key(state.key, Stream.UPDATE, parallel.replica_index(self._axis), state.updates)
+        learner, memory, metrics = self.agent.update(state.learner, memory, trajectory, key, axis=self._axis)
+        memory = jax.tree.map(lambda x: x[None], memory)
+        state = AnakinState(state.key, state.updates + 1, learner, memory, rollout)
+        return state, _window(trajectory, metrics, state.updates)
+
+    def _unroll(
+        self, key: jax.Array, updates: jax.Array, learner: PyTree, rollout: RolloutState
+    ) -> tuple[RolloutState, Trajectory]:
+        environment_keys = self._environment_keys(stream_key(key, Stream.ENVIRONMENT))
+        return unroll(
+            self.agent,
+            self.environment,
+            self.agent.actor_params(learner),
+            rollout,
+            stream_key(key, Stream.ACT, parallel.replica_index(self._axis), updates),
+            fold_in_each(environment_keys, updates),
+            self.config.rollout_length,
+        )
+
+    def _environment_keys(self, key: jax.Array) -> jax.Array:
+        """One key per environment of this replica, by its index among all environments."""
+        count = self.config.num_envs // self.mesh.size
+        indices = parallel.replica_index(self._axis) * count + jnp.arange(count)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+    def _over_replicas(self, window: Window) -> Window:
+        """Sums of counts, means of metrics."""
+        if self._axis is None:
+            return window
+        total = jax.tree.map(lambda x: jax.lax.psum(x, self._axis), window)
+        return dataclasses.replace(
+            total,
+            updates=window.updates,
+            metrics=parallel.mean_over_replicas(window.metrics, self._axis),
+            nonfinite=jax.tree.map(lambda x: jax.lax.pmin(x, self._axis), window.nonfinite),
+        )
+
+
+def check_divisible(num_envs: int, num_devices: int) -> None:
+    """Environments go to devices in equal shares.
+
+    Raises:
+        ValueError: They do not; the nearest numbers that do are named.
+    """
+    if num_envs % num_devices:
+        below = num_envs // num_devices * num_devices
+        nearest = [str(n) for n in (below, below + num_devices) if n]
+        raise ValueError(
+            f"num_envs is {num_envs}, which is not a multiple of the {num_devices} devices; "
+            f"nearest valid: {' or '.join(nearest)}"
+        )
+
+
+def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array) -> Window:
+    """One update's share of a window."""
+
+    def all_finite(tree: PyTree) -> jax.Array:
+        floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return jnp.array([jnp.isfinite(x).all() for x in floats]).all() if floats else jnp.array(True)
+
+    watched = {
+        "reward": trajectory.timestep.reward,
+        "observation": trajectory.timestep.observation,
+        **metrics,
+    }
+    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates) for name, x in watched.items()}
+    zero = jnp.int32(0)
+    return Window(
+        updates=zero,
+        env_steps=valid_mask(trajectory).sum(dtype=jnp.int32),
+        metrics=metrics,
+        episodes=zero,
+        return_sum=jnp.float32(0),
+        length_sum=zero,
+        nonfinite=nonfinite,
+    )
+
+
+def summarize(window: Window) -> dict[str, float]:
+    """A window as numbers on the host: mean metrics, mean return and length of the episodes that finished.
+
+    Waits for the device.
+
+    Raises:
+        FloatingPointError: Something was not finite; the earliest is named, with its update.
+    """
+    host = jax.device_get(window)
+    updates, episodes = int(host.updates), int(host.episodes)
+    first = min(host.nonfinite.values())
+    if first != _NEVER:
+        names = [name for name, update in host.nonfinite.items() if update == first]
+        raise FloatingPointError(f"{names[0]} was not finite at update {first}")
+    summary = {name: float(value) / updates for name, value in host.metrics.items()}
+    summary["episodes"] = episodes
+    summary["episode_return"] = float(host.return_sum) / episodes if episodes else math.nan
+    summary["episode_length"] = float(host.length_sum) / episodes if episodes else math.nan
+    return summary

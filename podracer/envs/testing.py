@@ -1,0 +1,317 @@
+"""What every environment must satisfy, as tests to inherit.
+
+```
+from podracer.envs.testing import EnvironmentConformance
+
+class TestGrid(EnvironmentConformance):
+    def make(self):
+        return Grid(size=5)
+```
+
+pytest collects the inherited tests. The environment is driven by random legal actions for `num_steps` steps, once for
+the class, and the tests look at that recording. Each failure says what is wrong and what to do about it.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.envs.autoreset import Autoreset, sample_action
+from podracer.envs.base import Environment, Step
+from podracer.envs.recording import Recording, difference, flatten, legal_action, record, split_components
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, split_mask
+
+
+class EnvironmentConformance:
+    """Inherit, override `make`, and declare below what is so on purpose.
+
+    Attributes:
+        num_steps: Length of the recording. Episodes must end within it, so give `make` a short time limit.
+        batch_size: Environments recorded side by side, 2 or more.
+        deterministic: The same actions always give the same episode; keys do not matter.
+        deterministic_reset: Every episode starts in the same state; keys matter later.
+        ends: False for a task that never ends.
+        ends_where_it_starts: Episodes end in a state that may be that of a reset.
+        bounds_slack: How far observations may leave the bounds in the spec, for rounding.
+        tolerance: Relative and absolute difference between one environment alone and in a batch, for rounding.
+    """
+
+    num_steps: ClassVar[int] = 200
+    batch_size: ClassVar[int] = 4
+    deterministic: ClassVar[bool] = False
+    deterministic_reset: ClassVar[bool] = False
+    ends: ClassVar[bool] = True
+    ends_where_it_starts: ClassVar[bool] = False
+    bounds_slack: ClassVar[float] = 1e-5
+    tolerance: ClassVar[float] = 1e-4
+
+    def make(self) -> Environment:
+        """The environment under test; called more than once."""
+        raise NotImplementedError(f"{type(self).__name__} must override make() to return the environment under test")
+
+    def stream(self) -> Any:
+        """The batched stream under test. Its state is a pair: the raw state and the type of the last timestep."""
+        return Autoreset(self.make())
+
+    # The spec.
+
+    def test_spec_is_valid_and_hashable(self) -> None:
+        spec, again = self.make().spec, self.make().spec
+        assert isinstance(spec, EnvironmentSpec), f"spec must be an EnvironmentSpec, got {type(spec).__name__}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(spec.observation):
+            where = _name(path)
+            assert isinstance(leaf, ArraySpec), f"the observation spec at {where} must be an ArraySpec, got {leaf!r}"
+            np.dtype(leaf.dtype)
+            if leaf.minimum is not None and leaf.maximum is not None:
+                assert leaf.minimum <= leaf.maximum, f"the bounds at {where} are the wrong way round: {leaf}"
+        assert (spec, hash(spec)) == (again, hash(again)), "spec must be equal, and hash equally, every time"
+
+    def test_emitted_shapes_and_dtypes_are_those_of_the_spec(self) -> None:
+        environment = self.make()
+        state, first = jax.eval_shape(environment.reset, _key_shape())
+        _, step = jax.eval_shape(environment.step, state, _action_shape(environment), _key_shape())
+        assert isinstance(step, Step), f"step must return (state, Step); got a {type(step).__name__}"
+        specs = jax.tree_util.tree_leaves_with_path(environment.spec.observation)
+        for method, emitted in (("reset", first), ("step", step.observation)):
+            for (path, spec), leaf in zip(specs, jax.tree.leaves(emitted), strict=True):
+                assert (leaf.shape, str(leaf.dtype)) == (spec.shape, spec.dtype), (
+                    f"{method} emits {leaf.dtype}{list(leaf.shape)} at {_name(path)}, "
+                    f"the spec says {spec.dtype}{list(spec.shape)}"
+                )
+
+    def test_observations_stay_within_the_bounds_of_the_spec(self) -> None:
+        recording = self._recorded()
+        specs = jax.tree_util.tree_leaves_with_path(recording.spec.observation)
+        for (path, spec), leaf in zip(specs, jax.tree.leaves(recording.timesteps.observation), strict=True):
+            low = -np.inf if spec.minimum is None else spec.minimum - self.bounds_slack
+            high = np.inf if spec.maximum is None else spec.maximum + self.bounds_slack
+            assert low <= leaf.min() <= leaf.max() <= high, (
+                f"observations at {_name(path)} reach from {leaf.min()} to {leaf.max()}, the spec says "
+                f"{spec.minimum} to {spec.maximum}; correct the bounds, or leave them out"
+            )
+
+    def test_emissions_are_finite(self) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self._recorded().timesteps):
+            assert np.isfinite(leaf).all(), f"{_name(path)} is not finite in every row"
+
+    def test_every_mask_leaves_a_legal_action(self) -> None:
+        recording = self._recorded()
+        mask = split_mask(recording.timesteps.observation)[1]
+        for component in [] if mask is None else split_components(recording.spec, mask):
+            empty = np.argwhere(~np.asarray(component).any(-1))
+            assert not len(empty), (
+                f"the action mask in row (t, b) = {empty[0]} has no legal action; final observations need one too, "
+                "since an action is drawn on them although it is ignored"
+            )
+
+    # The stream.
+
+    def test_an_episode_ends(self) -> None:
+        assert self._recorded().rows(StepType.LAST) or not self.ends, (
+            f"no episode ended within num_steps = {self.num_steps}; give make() a shorter time limit, raise num_steps, "
+            "or declare ends = False"
+        )
+
+    def test_first_comes_from_reset_and_after_last_only(self) -> None:
+        types = self._recorded().timesteps.step_type
+        assert (types[0] == StepType.FIRST).all(), f"reset gives the step types {types[0]}, not FIRST"
+        wrong = np.argwhere((types[:-1] == StepType.LAST) != (types[1:] == StepType.FIRST))
+        assert not len(wrong), f"FIRST must come after LAST and only there; not so after row (t, b) = {wrong[0]}"
+
+    def test_first_has_reward_0_and_discount_1(self) -> None:
+        timesteps = self._recorded().timesteps
+        first = timesteps.step_type == StepType.FIRST
+        assert (timesteps.reward[first] == 0).all(), f"rewards on FIRST must be 0; got {timesteps.reward[first]}"
+        assert (timesteps.discount[first] == 1).all(), f"discounts on FIRST must be 1; got {timesteps.discount[first]}"
+
+    def test_the_action_on_last_is_ignored(self) -> None:
+        recording = self._recorded()
+        rows = [t for t, _ in recording.rows(StepType.LAST) if t < self.num_steps]
+        for t in rows[:3]:
+            last = recording.timesteps.step_type[t] == StepType.LAST
+            state, keys = (jax.tree.map(lambda x, t=t: x[t], tree) for tree in (recording.states, recording.keys))
+            after = []
+            for other in (t, t - 1, t - 2):
+                action = jax.tree.map(lambda x, i=other: x[i], recording.actions)
+                timestep = self._replay(recording.step, state, action, keys)[1]
+                after.append([np.asarray(leaf)[last] for leaf in jax.tree.leaves(timestep)])
+            for timestep in after[1:]:
+                found = difference(timestep, after[0], 0)
+                assert found is None, f"the step after LAST depends on the action: {found}"
+
+    def test_episodes_start_differently(self) -> None:
+        if self.deterministic or self.deterministic_reset:
+            return
+        recording = self._recorded()
+        starts = recording.vectors(recording.rows(StepType.FIRST))
+        for i in range(8 if (starts == starts[0]).all() else 0):  # There may be only two starts, hence eight tries.
+            (state, _), timestep = recording.reset(jax.random.split(jax.random.key(100 + i), self.batch_size))
+            starts = np.concatenate([starts, flatten(state, timestep.observation, (self.batch_size,))])
+        assert (starts != starts[0]).any(), (
+            f"all {len(starts)} episodes start alike, whatever the key; use the key in reset, or declare "
+            "deterministic_reset = True (deterministic = True if keys never matter)"
+        )
+
+    def test_the_environment_does_not_reset_itself(self) -> None:
+        recording = self._recorded()
+        firsts, mids, lasts = (recording.vectors(recording.rows(step_type)) for step_type in StepType)
+        if self.ends_where_it_starts or not (len(mids) and len(lasts)):
+            return
+        # What is the same after every reset and moves during the episode, a step counter for instance, gives it away.
+        moves = (firsts == firsts[0]).all(0) & (mids != firsts[0]).any(0)
+        assert not moves.any() or (lasts[:, moves] != firsts[0][moves]).any(), (
+            "every episode ends in the state of a reset: step must return the true final state and observation, and "
+            "leave resetting to podracer.envs.Autoreset (declare ends_where_it_starts = True if that is the task)"
+        )
+
+    def test_last_rows_are_those_of_the_raw_step(self) -> None:
+        for row, raw, timestep in self._ends():
+            expected = (raw.observation, np.reshape(raw.reward, ()))
+            found = difference((timestep.observation, timestep.reward), expected, self.tolerance)
+            assert found is None, f"LAST in row (t, b) = {row} is not what the raw step gives: {found}"
+
+    def test_discount_tells_termination_from_truncation(self) -> None:
+        timesteps = self._recorded().timesteps
+        assert np.isin(timesteps.discount, (0, 1)).all(), (
+            f"discounts must be 0 or 1, got {set(timesteps.discount.flat)}"
+        )
+        before = timesteps.discount[timesteps.step_type != StepType.LAST]
+        assert (before == 1).all(), "the discount must be 1 before LAST; discounting is the agent's"
+        for row, raw, timestep in self._ends():
+            terminated, truncated = bool(np.all(raw.terminated)), bool(np.all(raw.truncated))
+            assert terminated or truncated, f"row (t, b) = {row} is LAST but the raw step did not end the episode"
+            assert timestep.discount == (0 if terminated else 1), (
+                f"the discount on LAST must be 0 after a termination, 1 after a mere truncation; in row (t, b) = {row} "
+                f"it is {timestep.discount} with terminated={terminated}, truncated={truncated}"
+            )
+
+    # Randomness.
+
+    def test_the_same_keys_give_the_same_stream(self) -> None:
+        recording = self._recorded()
+        state, timestep = self._replay(recording.reset, recording.first_keys)
+        for t in range(min(20, self.num_steps)):
+            action, keys = (jax.tree.map(lambda x, t=t: x[t], tree) for tree in (recording.actions, recording.keys))
+            state, timestep = self._replay(recording.step, state, action, keys)
+            found = difference(timestep, jax.tree.map(lambda x, t=t: x[t + 1], recording.timesteps), 0)
+            assert found is None, f"the same keys and actions give another stream at t = {t + 1}: {found}"
+
+    def test_other_keys_give_another_stream(self) -> None:
+        recording = self._recorded()
+        one, other = (recording.vectors([(t, b) for t in range(self.num_steps + 1)]) for b in (0, 1))
+        rewards = recording.timesteps.reward
+        differ = (one != other).any() or (rewards[:, 0] != rewards[:, 1]).any()
+        assert differ or self.deterministic, (
+            "environments with different keys give the same stream; use the key, or declare deterministic = True"
+        )
+
+    def test_one_environment_alone_gives_its_stream_in_a_batch(self) -> None:
+        recording, environment, b = self._recorded(), self.make(), self.batch_size - 1
+        reset, step = jax.jit(environment.reset), jax.jit(environment.step)
+        state, observation = self._replay(reset, recording.first_keys[b])
+        for t in range(min(25, self.num_steps)):
+            row = jax.tree.map(lambda x, t=t: x[t, b], recording.timesteps)
+            found = difference(row.observation, observation, self.tolerance)
+            assert found is None, (
+                f"environment {b} in a batch of {self.batch_size} differs at t = {t} from the same environment made "
+                f"again and run alone with the same keys: {found}; draw from keys only, and from nothing outside"
+            )
+            step_key, reset_key = self._replay(jax.random.split, recording.keys[t, b])
+            if row.step_type == StepType.LAST:
+                state, observation = reset(reset_key)
+            else:
+                state, raw = step(state, jax.tree.map(lambda x, t=t: x[t, b], recording.actions), step_key)
+                observation = raw.observation
+
+    def test_no_key_is_used_twice(self) -> None:
+        environment = self.make()
+        state, _ = jax.eval_shape(environment.reset, _key_shape())
+        try:
+            with jax.debug_key_reuse(True):
+                jax.jit(lambda key: environment.reset(key)).trace(_key_shape())
+                step = jax.jit(lambda state, action, key: environment.step(state, action, key))
+                step.trace(state, _action_shape(environment), _key_shape())
+        except jax.errors.KeyReuseError as error:
+            raise AssertionError(f"a random key is used twice; split it first: {error}") from error
+
+    # What compilation and recording need.
+
+    def test_types_are_strong_and_constant(self) -> None:
+        stream = self.stream()
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+        action = jax.eval_shape(lambda key: sample_action(stream.spec, key, 2), _key_shape())
+        before = jax.eval_shape(stream.reset, keys)
+        after = jax.eval_shape(stream.step, before[0], action, keys)
+        for (path, a), (other, b) in zip(*map(jax.tree_util.tree_leaves_with_path, (before, after)), strict=True):
+            assert path == other, f"reset returns {_name(path)} where step returns {_name(other)}"
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{_name(path)} is {a} from reset and {b} from step"
+            assert not any((a.weak_type, b.weak_type)), f"{_name(path)} is weakly typed, so everything compiles twice"
+
+    def test_steps_inside_scan_and_vmap(self) -> None:
+        stream = self.stream()
+
+        def unroll(key: jax.Array) -> TimeStep:
+            def body(carry: Any, key: jax.Array) -> Any:
+                action_key, step_key = jax.random.split(key)
+                action = legal_action(stream.spec, carry[1].observation, action_key, 2)
+                following = stream.step(carry[0], action, jax.random.split(step_key, 2))
+                return following, following[1]
+
+            reset_key, scan_key = jax.random.split(key)
+            first = stream.reset(jax.random.split(reset_key, 2))
+            return jax.lax.scan(body, first, jax.random.split(scan_key, 3))[1]
+
+        shapes = jax.eval_shape(jax.vmap(unroll), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
+        assert shapes.reward.shape == (5, 3, 2), f"vmap of scan gives rewards {shapes.reward.shape}, not (5, 3, 2)"
+
+    def test_state_is_a_pytree_of_arrays(self) -> None:
+        state, _ = self.make().reset(jax.random.key(0))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            assert isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float), (
+                f"the state at {_name(path)} is a {type(leaf).__name__}, not an array; register its class as a pytree "
+                "(jax.tree_util.register_dataclass), and keep configuration in the environment"
+            )
+
+    def test_render_gives_a_picture(self) -> None:
+        environment = self.make()
+        render = getattr(environment, "render", None)
+        if render is None:
+            return
+        frame = render(jax.tree.map(jnp.asarray, environment.reset(jax.random.key(0))[0]))
+        picture = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
+        assert picture, f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
+
+    def _recorded(self) -> Recording:
+        if "_recording" not in type(self).__dict__:
+            recording = self._replay(record, self.stream(), self.batch_size, self.num_steps)
+            type(self)._recording = recording  # type: ignore[attr-defined]
+        return type(self)._recording  # type: ignore[attr-defined]
+
+    def _replay(self, function: Any, *arguments: Any) -> Any:
+        """Calls with keys that are used again on purpose: comparing two runs with the same keys is the point."""
+        with jax.debug_key_reuse(False):
+            return function(*arguments)
+
+    def _ends(self) -> Iterator[tuple[tuple[int, int], Step, TimeStep]]:
+        """Up to eight LAST rows: where, what the raw step gives there, and what the stream gave."""
+        recording, step = self._recorded(), jax.jit(self.make().step)
+        for t, b in recording.rows(StepType.LAST)[:8]:
+            state, action = jax.tree.map(lambda x, t=t, b=b: x[t - 1, b], (recording.states[0], recording.actions))
+            step_key = self._replay(jax.random.split, recording.keys[t - 1, b])[0]
+            _, raw = step(state, action, step_key)
+            yield (t, b), jax.tree.map(np.asarray, raw), jax.tree.map(lambda x, t=t, b=b: x[t, b], recording.timesteps)
+
+
+def _key_shape() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def _action_shape(environment: Environment) -> Any:
+    return jax.eval_shape(lambda key: sample_action(environment.spec, key, 1)[0], _key_shape())
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "(root)"
