@@ -5,7 +5,6 @@ the classes of the state, and nothing needs pickle. Keys are stored as their dat
 stored at all: Orbax refuses them, and their template says everything.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ def snapshot(leaves: dict[str, Any]) -> dict[str, Any]:
             groups.setdefault(frozenset(leaf.sharding.device_set), {})[path] = leaf
     for devices, group in groups.items():
         on_cpu = all(device.platform == "cpu" for device in devices)
-        arrays |= _to_data(group, copy=on_cpu)
+        arrays |= _copied(group) if on_cpu else _data(group)
     return {path: array for path, array in arrays.items() if array.size}
 
 
@@ -99,10 +98,13 @@ def rebuild(array: Any, template: Any, key_impl: str | None) -> Any:
     return jax.random.wrap_key_data(array, impl=key_impl) if key_impl else array
 
 
-@functools.partial(jax.jit, static_argnames="copy")
-def _to_data(arrays: dict[str, jax.Array], *, copy: bool) -> dict[str, jax.Array]:
-    arrays = {path: jax.random.key_data(array) if _is_key(array) else array for path, array in arrays.items()}
-    return {path: jnp.copy(array) for path, array in arrays.items()} if copy else arrays
+def _data(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {path: jax.random.key_data(array) if _is_key(array) else array for path, array in arrays.items()}
+
+
+@jax.jit
+def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {path: jnp.copy(array) for path, array in _data(arrays).items()}
 
 
 def _is_key(leaf: Any) -> bool:

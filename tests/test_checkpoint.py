@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podracer import checkpoint
+from podracer import checkpoint, checkpoint_leaves
 from podracer.checkpoint import Checkpointer
 
 CONFIG = {"agent": {"name": "ppo", "learning_rate": 1e-3}, "env": "catch", "sizes": (64, 64)}
@@ -79,6 +79,13 @@ def assert_same(actual, expected):
         assert a.dtype == b.dtype, path
         assert a.shape == b.shape, path
         assert as_bytes(a) == as_bytes(b), path
+
+
+def buffers_of(leaves):
+    arrays = [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves.values()
+    ]
+    return {shard.data.unsafe_buffer_pointer() for array in arrays if array.size for shard in array.addressable_shards}
 
 
 def damage(path, flip):
@@ -208,6 +215,16 @@ def test_the_state_may_be_donated_while_it_is_written(checkpointer):
         assert np.unique(np.asarray(state)).tolist() == [1.0], name
 
 
+def test_what_is_written_shares_no_buffer_with_the_state():
+    state = checkpoint_leaves.by_path(make_state(4))
+    stored = checkpoint_leaves.snapshot(state)
+    assert stored.keys() == state.keys() - {"environment/nothing"}
+    assert not buffers_of(stored) & buffers_of(state)
+    assert stored["environment/frame"].sharding == state["environment/frame"].sharding
+    # One of the equal copies, whole.
+    assert stored["learner/0/torso/0/kernel"].sharding.num_devices == 1
+
+
 def test_saving_is_allowed_inside_a_transfer_guard(checkpointer):
     state = make_state(4)
     with jax.transfer_guard("disallow"):
@@ -244,6 +261,14 @@ def test_keeps_the_newest_and_the_best_also_after_a_restart(tmp_path):
     assert checkpointer.updates() == [50, 80]
 
 
+def test_a_score_that_is_not_a_number_is_never_the_best(tmp_path):
+    checkpointer = Checkpointer(tmp_path, keep_last=1, config={})
+    for update, score in enumerate([float("nan"), 1.0, None, float("nan"), 0.5]):
+        checkpointer.save(update, {"x": jnp.zeros(3)}, {}, score)
+    checkpointer.wait()
+    assert checkpointer.updates() == [1, 4]
+
+
 def test_a_save_replaces_its_update_and_ends_the_future_of_a_run_that_went_back(tmp_path):
     checkpointer = Checkpointer(tmp_path, keep_last=3, config={})
     for update in (1, 2, 3):
@@ -254,6 +279,9 @@ def test_a_save_replaces_its_update_and_ends_the_future_of_a_run_that_went_back(
     checkpointer.wait()
     assert checkpointer.updates() == [1, 2]
     assert checkpointer.restore({"x": jnp.zeros(2, int)}).state["x"].tolist() == [22, 22]
+    checkpointer.restore({"x": jnp.zeros(2, int)}, 1)
+    checkpointer.save(2, {"x": jnp.full(2, 222)}, {}, score=0.0)
+    assert checkpointer.restore({"x": jnp.zeros(2, int)}).state["x"].tolist() == [222, 222]
 
 
 def test_saving_an_update_again_does_not_risk_the_checkpoint_of_it(tmp_path):
