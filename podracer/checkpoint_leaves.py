@@ -53,7 +53,7 @@ def snapshot(leaves: dict[str, Any]) -> dict[str, Any]:
     On a CPU these are copies in buffers of their own, as Orbax reads such an array in place while it writes. Of other
     devices it copies the arrays to the host before `save` returns, and a second copy would only take their memory.
     """
-    arrays = {path: np.array(leaf) for path, leaf in leaves.items() if not isinstance(leaf, jax.Array)}
+    arrays: dict[str, Any] = {path: np.array(leaf) for path, leaf in leaves.items() if not isinstance(leaf, jax.Array)}
     # One program takes only arrays that are all on the same devices.
     groups: dict[frozenset[jax.Device], dict[str, jax.Array]] = {}
     for path, leaf in leaves.items():

@@ -11,6 +11,8 @@ import json
 import math
 import os
 import pathlib
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -42,11 +44,8 @@ class JsonlLogger:
     """
 
     def __init__(self, path: str | pathlib.Path, *, report: Callable[[str], None] = lambda message: None):
-        self.errors: list[OSError] = []
-        self._path = pathlib.Path(path)
-        self._report = report
-        self._is_failing = False
-        self._file = self._path.open("ab", buffering=0)
+        self._file = _Record(pathlib.Path(path), report)
+        self.errors = self._file.errors
 
     def write(self, metrics: Metrics) -> None:
         """Appends a line. One that cannot be written whole is taken back, reported and recorded in `errors`.
@@ -56,24 +55,13 @@ class JsonlLogger:
         """
         values = {name: _as_number(name, value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
-        start = self._file.seek(0, os.SEEK_END)
-        try:
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            self._is_failing = False
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)
-            if not self._is_failing:
-                self._is_failing = True
-                self.errors.append(error)
-                self._report(f"could not write to {self._path}: {error}")
+        self._file.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
 
     def truncate_after(self, updates: int) -> None:
         """Drops the lines of later updates and those that a killed process left torn, all at once or not at all."""
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with self._path.open("rb") as lines, temporary.open("wb") as kept:
+        path = self._file.path
+        temporary = path.with_name(path.name + ".tmp")
+        with path.open("rb") as lines, temporary.open("wb") as kept:
             for line in lines:
                 try:
                     is_kept = line.endswith(b"\n") and json.loads(line)["updates"] <= updates
@@ -83,9 +71,8 @@ class JsonlLogger:
                     kept.write(line)
             kept.flush()
             os.fsync(kept.fileno())
-        self._file.close()
-        temporary.replace(self._path)
-        self._file = self._path.open("ab", buffering=0)
+        temporary.replace(path)
+        self._file.reopen()
 
     def close(self) -> None:
         self._file.close()
@@ -94,14 +81,14 @@ class JsonlLogger:
 class TensorBoardLogger:
     """TensorBoard events over `env_steps`.
 
-    The events are written by this thread: `tensorboardX.SummaryWriter` hands them to a thread that dies when the disk
-    is full, after which its queue fills and training hangs.
+    This thread writes them. `tensorboardX.SummaryWriter` hands each number to a thread of its own, which dies when the
+    disk is full; then its queue fills and training hangs.
 
     Args:
         directory: Where the event file goes.
         resumed_at: Environment steps that a resumed run starts at; TensorBoard then hides the events after them that
             an earlier process wrote.
-        report: Called with one line when writing fails. Nothing more is written then.
+        report: Called with one line when writing starts to fail.
     """
 
     def __init__(
@@ -112,44 +99,49 @@ class TensorBoardLogger:
         report: Callable[[str], None] = lambda message: None,
     ):
         # Imported late: many uses of the library need no TensorBoard.
-        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.crc32c import crc32c
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        self.errors: list[OSError] = []
+        self._crc32c: Callable[[bytes], int] = crc32c
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._report = report
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-        # The default name has seconds only: a run resumed within one would overwrite its own file.
-        self._writer: Any = EventsWriter(str(pathlib.Path(directory, "events")), f".{time.time_ns()}")
+        # Nanoseconds, because a run can be resumed within a second of being killed.
+        path = pathlib.Path(directory, f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}")
+        self._file = _Record(path, report)
+        self.errors = self._file.errors
+        self._append(file_version="brain.Event:2")
         if resumed_at is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(self._event(wall_time=time.time(), step=resumed_at + 1, session_log=start))
+            self._append(step=resumed_at + 1, session_log=start)
 
     def write(self, metrics: Metrics) -> None:
-        """Writes every finite number but `env_steps`, which is the axis."""
+        """Writes every finite number but `env_steps`, which is the axis.
+
+        Raises:
+            ValueError: For a value that is not a number.
+        """
+        numbers = {name: _as_number(name, value) for name, value in metrics.items()}
+        steps = int(numbers.pop("env_steps"))
         values = [
-            self._summary.Value(tag=name, simple_value=value)
-            for name, value in metrics.items()
-            if name != "env_steps" and math.isfinite(_as_number(name, value))
+            self._summary.Value(tag=name, simple_value=number)
+            for name, number in numbers.items()
+            if math.isfinite(number)
         ]
-        self._write(self._event(wall_time=time.time(), step=metrics["env_steps"], summary=self._summary(value=values)))
+        self._append(step=steps, summary=self._summary(value=values))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._guard(self._writer.close)
-            self._writer = None
+        self._file.close()
 
-    def _write(self, event: Any) -> None:
-        if self._writer is not None:
-            self._guard(lambda: (self._writer.write_event(event), self._writer.flush()))
+    def _append(self, **fields: Any) -> None:
+        """Adds a record in the format of TensorFlow: length, its checksum, event, its checksum."""
+        event = self._event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        self._file.append(length + self._checksum(length) + event + self._checksum(event))
 
-    def _guard(self, write: Callable[[], Any]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._writer = None
-            self.errors.append(error)
-            self._report(f"no more TensorBoard events are written: {error}")
+    def _checksum(self, data: bytes) -> bytes:
+        """The format's masked CRC-32C."""
+        crc = self._crc32c(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 class WandbLogger:
@@ -175,16 +167,51 @@ class WandbLogger:
         self._run = wandb.init(project=project, config=config, dir=str(directory), name=directory.name, resume="allow")
 
     def write(self, metrics: Metrics) -> None:
-        finite = {name: value for name, value in metrics.items() if math.isfinite(_as_number(name, value))}
-        self._run.log(finite, step=metrics["env_steps"])
+        numbers = {name: _as_number(name, value) for name, value in metrics.items()}
+        steps = int(numbers.pop("env_steps"))
+        self._run.log({name: number for name, number in numbers.items() if math.isfinite(number)}, step=steps)
 
     def close(self) -> None:
         self._run.finish()
 
 
+class _Record:
+    """A file of records, each of which is there whole or not at all, as far as a running process can see to it."""
+
+    def __init__(self, path: pathlib.Path, report: Callable[[str], None]):
+        self.path = path
+        self.errors: list[OSError] = []
+        self._report = report
+        self._is_failing = False
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, record: bytes) -> None:
+        """Writes a record; takes back the part of one that did not fit and tries again with the next record."""
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(record) != len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._is_failing = False
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(start)
+            if not self._is_failing:
+                self._is_failing = True
+                self.errors.append(error)
+                self._report(f"could not write to {self.path}: {error.strerror or error}")
+
+    def reopen(self) -> None:
+        """Goes on with the file that now has the path."""
+        self._file.close()
+        self._file = self.path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def _as_number(name: str, value: Any) -> float | int:
     """A Python number of a Python, NumPy or JAX scalar."""
-    value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, int | float):
+    number = value.item() if getattr(value, "shape", None) == () else value
+    if not isinstance(number, int | float):
         raise ValueError(f"the metric {name} is {value!r}; metrics are numbers")
-    return value
+    return number
