@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from podracer.agent import Agent
+from podracer.agent import ActorOutput, Agent
 from podracer.envs.autoreset import Autoreset
 from podracer.types import TimeStep, Trajectory
 
@@ -97,6 +97,24 @@ def start_rollout(agent: Agent, environment: Autoreset, keys: jax.Array) -> Roll
     return RolloutState(state, timestep, agent.init_actor(batch_size), EpisodeStatistics.zero(batch_size))
 
 
+def rollout_step(
+    agent: Agent,
+    environment: Autoreset,
+    params: PyTree,
+    state: RolloutState,
+    act_key: jax.Array,
+    environment_keys: jax.Array,
+    t: Int[Array, ""],
+    *,
+    evaluate: bool = False,
+) -> tuple[RolloutState, ActorOutput]:
+    """Acts once: step `t` with `fold_in(act_key, t)` and `fold_in(environment_keys[b], t)`."""
+    output = agent.act(params, state.timestep, state.actor, jax.random.fold_in(act_key, t), evaluate=evaluate)
+    keys = fold_in_each(environment_keys, t)
+    environment_state, timestep = environment.step(state.environment, output.action, keys)
+    return RolloutState(environment_state, timestep, output.actor_state, state.episodes.add(timestep)), output
+
+
 def unroll(
     agent: Agent,
     environment: Autoreset,
@@ -105,8 +123,6 @@ def unroll(
     act_key: jax.Array,
     environment_keys: jax.Array,
     length: int,
-    *,
-    evaluate: bool = False,
 ) -> tuple[RolloutState, Trajectory]:
     """Acts for `length` steps.
 
@@ -115,20 +131,16 @@ def unroll(
         environment: The batched environment.
         params: The agent's `actor_params`.
         state: Where the last unroll ended.
-        act_key: This trajectory's; step `t` acts with `fold_in(act_key, t)`.
-        environment_keys: `[B]`, this trajectory's; step `t` steps with `fold_in(environment_keys[b], t)`.
+        act_key: This trajectory's.
+        environment_keys: `[B]`, this trajectory's.
         length: T.
-        evaluate: Act without exploration.
 
     Returns:
         The state after the last step, and the trajectory of `T` steps and `T + 1` timesteps.
     """
 
     def step(state: RolloutState, t: jax.Array) -> tuple[RolloutState, tuple[TimeStep, PyTree, PyTree]]:
-        output = agent.act(params, state.timestep, state.actor, jax.random.fold_in(act_key, t), evaluate=evaluate)
-        keys = fold_in_each(environment_keys, t)
-        environment_state, timestep = environment.step(state.environment, output.action, keys)
-        following = RolloutState(environment_state, timestep, output.actor_state, state.episodes.add(timestep))
+        following, output = rollout_step(agent, environment, params, state, act_key, environment_keys, t)
         return following, (state.timestep, output.action, output.extras)
 
     final, (timesteps, actions, extras) = jax.lax.scan(step, state, jnp.arange(length, dtype=jnp.uint32))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from podracer import parallel
 from podracer.agent import ActorOutput, Metrics
-from podracer.networks import Network, RecurrentNetwork
+from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
 from podracer.ops import (
     MinibatchGrid,
     Moments,
@@ -49,6 +49,7 @@ class PPOConfig:
             for no limit.
         normalize_observations: By the running moments of all observations that were learnt from.
         scale_rewards: Divide rewards by the running standard deviation of the discounted return.
+        network: Actor and critic.
     """
 
     learning_rate: float = 2.5e-4
@@ -68,11 +69,12 @@ class PPOConfig:
     target_kl: float | None = None
     normalize_observations: bool = False
     scale_rewards: bool = False
+    network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is None or isinstance(value, bool):
+            if value is None or isinstance(value, bool | NetworkConfig):
                 continue
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{field.name} is {value}; it must be a finite number, 0 or more")
@@ -82,6 +84,10 @@ class PPOConfig:
         for name in ("num_epochs", "num_minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def make(self, spec: EnvironmentSpec, num_updates: int) -> "PPO":
+        """The agent for an environment, with schedules over `num_updates`."""
+        return PPO(spec, actor_critic(self.network, spec), self, num_updates)
 
 
 @jax.tree_util.register_dataclass
@@ -246,7 +252,7 @@ class PPO:
         # Weighted by the share of valid rows in the whole batch, a plain mean over any minibatch is an unbiased mean
         # over valid rows, without one more collective in the loop.
         share = parallel.mean_over_replicas(valid.astype(jnp.float32).mean(), axis)
-        weight = valid / jnp.maximum(share, 1e-8)
+        weight = valid.astype(jnp.float32) / jnp.maximum(share, 1e-8)
         observation, mask, first = jax.tree.map(lambda x: x[:-1], (observation, mask, first))
         return Batch(observation, mask, first, weight, trajectory.extras, advantage, target)
 

@@ -1,0 +1,159 @@
+"""Whole episodes with a fixed policy: how good it is, and what it looks like."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt8
+
+from podracer.agent import Agent
+from podracer.envs.autoreset import Autoreset
+from podracer.envs.base import Environment
+from podracer.envs.rendering import render
+from podracer.rollout import RolloutState, rollout_step, start_rollout
+from podracer.types import TimeStep
+
+_CHUNK = 128  # Steps between two looks of the host, so that Ctrl-C is heard.
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The episodes of an evaluation.
+
+    Attributes:
+        returns: `[episodes]`, undiscounted sums of the environment's own rewards.
+        lengths: `[episodes]`, in steps.
+        unfinished: Episodes that were still going at the step limit; they are in neither.
+    """
+
+    returns: Float[np.ndarray, "N"]
+    lengths: Int[np.ndarray, "N"]
+    unfinished: int = 0
+
+    def summary(self) -> dict[str, float | int]:
+        """Mean, standard deviation, extremes and number of the returns."""
+        returns = self.returns
+        return {
+            "mean": float(returns.mean()),
+            "std": float(returns.std()),
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+            "episodes": len(returns),
+        }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    rollout: RolloutState
+    done: Bool[Array, "B"]
+    episode_return: Float[Array, "B"]
+    episode_length: Int[Array, "B"]
+    steps: Int[Array, ""]
+
+
+def evaluate(
+    agent: Agent,
+    environment: Environment,
+    actor_params: PyTree,
+    key: jax.Array,
+    num_episodes: int,
+    *,
+    max_steps: int = 100_000,
+) -> Evaluation:
+    """Plays `num_episodes` episodes side by side, acting with `evaluate=True`.
+
+    Every environment plays exactly one, so that short episodes do not count more often than long ones. Nothing of the
+    agent changes.
+
+    Args:
+        agent: The agent.
+        environment: A raw environment.
+        actor_params: The agent's `actor_params`.
+        key: Its episodes are a function of the key alone.
+        num_episodes: B.
+        max_steps: Per episode.
+
+    Raises:
+        ValueError: `num_episodes` is below 1, or no episode ended within `max_steps`.
+    """
+    if num_episodes < 1:
+        raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
+    stream = Autoreset(environment)
+    reset_key, act_key, environment_key = jax.random.split(key, 3)
+    environment_keys = jax.random.split(environment_key, num_episodes)
+    zero = jnp.zeros(num_episodes, jnp.int32)
+    progress = _Progress(
+        rollout=start_rollout(agent, stream, jax.random.split(reset_key, num_episodes)),
+        done=zero.astype(bool),
+        episode_return=zero.astype(jnp.float32),
+        episode_length=zero,
+        steps=jnp.int32(0),
+    )
+
+    @partial(jax.jit, donate_argnums=0)
+    def play(progress: _Progress, params: PyTree) -> _Progress:
+        end = progress.steps + _CHUNK
+
+        def unfinished(progress: _Progress) -> jax.Array:
+            return (progress.steps < jnp.minimum(end, max_steps)) & ~progress.done.all()
+
+        def step(progress: _Progress) -> _Progress:
+            where = (progress.rollout, act_key, environment_keys, progress.steps)
+            rollout, _ = rollout_step(agent, stream, params, *where, evaluate=True)
+            counts = ~progress.done
+            return _Progress(
+                rollout=rollout,
+                done=progress.done | rollout.timestep.last(),
+                episode_return=progress.episode_return + jnp.where(counts, rollout.timestep.reward, 0),
+                episode_length=progress.episode_length + counts.astype(jnp.int32),
+                steps=progress.steps + 1,
+            )
+
+        return jax.lax.while_loop(unfinished, step, progress)
+
+    while not bool(progress.done.all()) and int(progress.steps) < max_steps:
+        progress = play(progress, actor_params)
+    done = np.asarray(progress.done)
+    if not done.any():
+        raise ValueError(f"none of {num_episodes} episodes ended within {max_steps} steps")
+    returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
+    return Evaluation(returns, lengths, int((~done).sum()))
+
+
+def record(
+    agent: Agent, environment: Environment, actor_params: PyTree, key: jax.Array, *, max_steps: int = 1000
+) -> tuple[list[UInt8[np.ndarray, "H W 3"]], float]:
+    """One episode as pictures: a frame per timestep and the episode's return, cut at `max_steps`."""
+    stream = Autoreset(environment)
+    reset_key, act_key, environment_key = jax.random.split(key, 3)
+    rollout = start_rollout(agent, stream, reset_key[None])
+
+    @jax.jit
+    def play(rollout: RolloutState, params: PyTree, start: jax.Array) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
+        def step(rollout: RolloutState, t: jax.Array) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
+            shown = rollout.environment[0], rollout.timestep
+            where = (rollout, act_key, environment_key[None], t)
+            return rollout_step(agent, stream, params, *where, evaluate=True)[0], shown
+
+        return jax.lax.scan(step, rollout, start + jnp.arange(_CHUNK))
+
+    frames: list[np.ndarray] = []
+    total = 0.0
+    for start in range(0, max_steps + 1, _CHUNK):
+        rollout, shown = play(rollout, actor_params, jnp.int32(start))
+        states, timesteps = jax.tree.map(lambda x: x[:, 0], jax.device_get(_without_keys(shown)))
+        for i in range(min(_CHUNK, max_steps + 1 - start)):
+            state, timestep = jax.tree.map(lambda x, i=i: x[i], (states, timesteps))
+            frames.append(render(environment, state, timestep.observation))
+            total += float(timestep.reward)
+            if timestep.last():
+                return frames, total
+    return frames, total
+
+
+def _without_keys(tree: PyTree) -> PyTree:
+    """Typed keys as their data: a picture needs no key, and NumPy has none."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
