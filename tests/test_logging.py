@@ -128,6 +128,9 @@ def test_metrics_on_a_full_disk_are_reported_once_and_never_torn(small_disk):
     os.truncate(path, 0)
     logger.write({"updates": 2000})
     assert lines_of(path) == [{"updates": 2000}]
+    for update in range(2001, 6000):
+        logger.write({"updates": update, "number": 0.123456789})
+    assert len(reports) == 2
     logger.close()
 
 

@@ -128,13 +128,13 @@ def test_on_a_terminal_there_is_a_bar(clock):
     for step in range(0, 1001, 100):
         clock.now += 1
         shown.update(step, {"episode_return": step / 10})
-    shown.message("a line [1/2] above the bar")
+    shown.message("a line of [bold] above the bar")
     shown.close()
     shown.close()
     text = console.file.getvalue()
     assert "━" in text
     assert "500 of 1k steps  83.3 steps/s  return 50  6.0 s left" in text
-    assert "a line [1/2] above the bar" in text
+    assert "a line of [bold] above the bar" in text
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
 
 
