@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, PyTree
 
 from podracer import parallel
@@ -75,7 +76,7 @@ class Window:
         episodes: Episodes that finished.
         return_sum: Over those.
         length_sum: Over those.
-        nonfinite: For each quantity, the first update at which it was NaN or infinite.
+        nonfinite: For each quantity, the first update at which it was NaN or infinite, counted from 1.
     """
 
     updates: Int[Array, ""]
@@ -131,6 +132,11 @@ class Anakin:
             ),
             donate_argnums=0,
         )
+        # Tracing finds what an agent or an environment refuses, long before anything is compiled.
+        shapes = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.shardings.updates)
+        self._traced = self._run.trace(_with_shardings(shapes, self.shardings), number)
+        self._compiled: Any = None
 
     @property
     def steps_per_update(self) -> int:
@@ -159,14 +165,14 @@ class Anakin:
         limit = _MAX_ROWS_PER_CALL // self.steps_per_update
         if not 1 <= num_updates <= limit:
             raise ValueError(f"num_updates is {num_updates}; one call makes 1 to {limit} updates")
-        return self._run(state, np.int32(num_updates))
+        self.compile()
+        # Put there explicitly, so that the loop runs under `jax.transfer_guard("disallow")`.
+        return self._compiled(state, jax.device_put(np.int32(num_updates), self.shardings.updates))
 
     def compile(self) -> None:
-        """Compiles `run` ahead of its first call, from shapes alone."""
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(self._init, jax.random.key(0))
-        )
-        self._run.lower(abstract, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        """Compiles `run`, if it is not compiled yet."""
+        if self._compiled is None:
+            self._compiled = self._traced.lower().compile()
 
     def _replica_init(self, key: jax.Array) -> AnakinState:
         keys = self._environment_keys(stream_key(key, Stream.RESET))
@@ -246,6 +252,15 @@ class Anakin:
         )
 
 
+def _with_shardings(shapes: AnakinState, shardings: AnakinState) -> AnakinState:
+    """Shapes that know where their arrays are, `shardings` being a prefix of their structure."""
+
+    def leaf(sharding: NamedSharding, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
+
+    return jax.tree.map(leaf, shardings, shapes, is_leaf=lambda x: isinstance(x, NamedSharding))
+
+
 def check_divisible(num_envs: int, num_devices: int) -> None:
     """Environments go to devices in equal shares.
 
@@ -273,7 +288,7 @@ def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array)
         "observation": trajectory.timestep.observation,
         **metrics,
     }
-    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates) for name, x in watched.items()}
+    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates + 1) for name, x in watched.items()}
     zero = jnp.int32(0)
     return Window(
         updates=zero,
@@ -286,10 +301,14 @@ def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array)
     )
 
 
-def summarize(window: Window) -> dict[str, float]:
+def summarize(window: Window, *, allow_nonfinite: bool = False) -> dict[str, float]:
     """A window as numbers on the host: mean metrics, mean return and length of the episodes that finished.
 
     Waits for the device.
+
+    Args:
+        window: What `Anakin.run` returned.
+        allow_nonfinite: Give NaN back as it is.
 
     Raises:
         FloatingPointError: Something was not finite; the earliest is named, with its update.
@@ -297,7 +316,7 @@ def summarize(window: Window) -> dict[str, float]:
     host = jax.device_get(window)
     updates, episodes = int(host.updates), int(host.episodes)
     first = min(host.nonfinite.values())
-    if first != _NEVER:
+    if first != _NEVER and not allow_nonfinite:
         names = [name for name, update in host.nonfinite.items() if update == first]
         raise FloatingPointError(f"{names[0]} was not finite at update {first}")
     summary = {name: float(value) / updates for name, value in host.metrics.items()}

@@ -283,7 +283,8 @@ class PPO:
             else:
                 grads, kl = parallel.mean_over_replicas((grads, metrics["approx_kl"]), axis)
                 stopped = stopped | (kl > config.target_kl)
-            updates, new_state = optimizer.update(grads, state, params)
+            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count.
+                updates, new_state = optimizer.update(grads, state, params)
             new_params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
             new_params, new_state = jax.tree.map(
                 lambda new, old: jnp.where(stopped, old, new), (new_params, new_state), (params, state)
