@@ -1,7 +1,6 @@
 """Whole episodes with a fixed policy: how good it is, and what it looks like."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +92,7 @@ def evaluate(
         steps=jnp.int32(0),
     )
 
-    @partial(jax.jit, donate_argnums=0)
+    @jax.jit
     def play(progress: _Progress, params: PyTree) -> _Progress:
         end = progress.steps + _CHUNK
 

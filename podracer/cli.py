@@ -1,0 +1,310 @@
+"""The command line: `podracer train ppo_cartpole --seed 1`.
+
+Exit codes: 0 done, 2 bad input, 130 on Ctrl-C after a checkpoint was saved, 1 on anything else.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+import podracer
+from podracer.envs.names import unknown_name
+
+Arguments = TypeVar("Arguments")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command and exits with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+    except BrokenPipeError:
+        # The reader of a pipe such as `podracer list envs | head` has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except ValueError as error:
+        _print_error(error)
+        code = 2
+    except KeyboardInterrupt:
+        _print_error("interrupted")
+        code = 130
+    except Exception as error:
+        if os.environ.get("PODRACER_TRACEBACK"):
+            traceback.print_exc()
+        _print_error(f"{type(error).__name__}: {error}" if not isinstance(error, FloatingPointError) else error)
+        code = 1
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("--version", "-V"):
+        print(f"podracer {podracer.__version__}")
+        return 0
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(_help())
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    if command not in _COMMANDS:
+        raise unknown_name("command", command, list(_COMMANDS))
+    return _COMMANDS[command](rest)
+
+
+def _train(arguments: list[str]) -> int:
+    """train EXPERIMENT: train, evaluate, and leave everything in a run directory."""
+    from podracer import experiments
+    from podracer.experiment import Experiment
+    from podracer.run_directory import RunDirectory
+
+    @dataclasses.dataclass(frozen=True)
+    class Train:
+        # Every field of the experiment is an option without a prefix.
+        experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+        run_dir: pathlib.Path | None = None
+        """Where to leave the run's files; a new directory under runs/ by default."""
+        resume: bool = False
+        """Go on with the run in the run directory, from its newest checkpoint."""
+        overwrite: bool = False
+        """Remove an earlier run in the run directory."""
+        quiet: bool = False
+        """Show nothing but warnings and the final line."""
+        wandb_project: str | None = None
+        """Log to this project of Weights & Biases as well."""
+
+    if not arguments or arguments[0].startswith("-"):
+        if arguments and arguments[0] in ("--help", "-h"):
+            print(f"usage: podracer train EXPERIMENT [options]\n\nexperiments: {', '.join(experiments.names())}")
+            print("\n`podracer train EXPERIMENT --help` lists the options.")
+            return 0
+        raise UsageError(f"train needs the name of an experiment: {', '.join(experiments.names())}")
+    default = experiments.get(arguments[0])
+    if "--resume" in arguments:
+        # What is resumed is the run as it was configured, with the same options to change it as a new one.
+        run_dir = _option(arguments, "--run-dir")
+        if run_dir is None:
+            raise UsageError("--resume needs --run-dir, the run to go on with")
+        default = RunDirectory.existing(run_dir).experiment()
+        if default.name != arguments[0]:
+            raise ValueError(f"{run_dir} is a run of {default.name}, not of {arguments[0]}")
+    parsed = _parse(Train, arguments[1:], f"podracer train {arguments[0]}", Train(default))
+    return _run(parsed.experiment, parsed)
+
+
+def _resume(arguments: list[str]) -> int:
+    """resume RUN: go on with a run that was stopped."""
+    from podracer.run_directory import RunDirectory
+
+    @dataclasses.dataclass(frozen=True)
+    class Resume:
+        run_dir: Annotated[pathlib.Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+        devices: int | None = None
+        """How many devices to use."""
+        quiet: bool = False
+        """Show nothing but warnings and the final line."""
+        wandb_project: str | None = None
+        """Log to this project of Weights & Biases as well."""
+        resume: Annotated[bool, tyro.conf.Suppress] = True
+        overwrite: Annotated[bool, tyro.conf.Suppress] = False
+
+    parsed = _parse(Resume, arguments, "podracer resume")
+    experiment = RunDirectory.existing(parsed.run_dir).experiment()
+    if parsed.devices is not None:
+        experiment = dataclasses.replace(experiment, devices=parsed.devices)
+    return _run(experiment, parsed)
+
+
+def _run(experiment: Any, options: Any) -> int:
+    from podracer.training import train
+
+    result = train(
+        experiment,
+        options.run_dir,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        quiet=options.quiet,
+        wandb_project=options.wandb_project,
+    )
+    print(result.run_dir)
+    for error in result.errors:
+        _print_error(f"not everything could be written: {error}")
+    return 1 if result.errors else 0
+
+
+def _evaluate(arguments: list[str]) -> int:
+    """evaluate RUN: play greedy episodes with a run's newest checkpoint."""
+    from podracer.evaluate import evaluate
+    from podracer.training import evaluation_key, load_policy
+
+    @dataclasses.dataclass(frozen=True)
+    class Evaluate:
+        run_dir: Annotated[pathlib.Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+        episodes: int = 128
+        """How many, each in an environment of its own."""
+        json: bool = False
+        """Print one JSON object."""
+
+    parsed = _parse(Evaluate, arguments, "podracer evaluate")
+    loaded = load_policy(parsed.run_dir, report=_print_error)
+    key = evaluation_key(loaded.experiment, loaded.updates)
+    result = evaluate(loaded.agent, loaded.environment, loaded.params, key, parsed.episodes)
+    summary = {"experiment": loaded.experiment.name, "updates": loaded.updates, **result.summary()}
+    if result.unfinished:
+        _print_error(f"{result.unfinished} episodes did not end and are left out")
+    if parsed.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"{summary['experiment']} after {summary['updates']} updates: return {summary['mean']:.4g} "
+            f"+- {summary['std']:.3g} ({summary['min']:.4g} to {summary['max']:.4g}, {summary['episodes']} episodes)"
+        )
+    return 0
+
+
+def _record(arguments: list[str]) -> int:
+    """record RUN: an episode of a run's newest checkpoint, as a GIF."""
+    from podracer.evaluate import record
+    from podracer.recording import save_gif
+    from podracer.run_directory import RunDirectory
+    from podracer.training import evaluation_key, load_policy
+
+    @dataclasses.dataclass(frozen=True)
+    class Record:
+        run_dir: Annotated[pathlib.Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+        out: pathlib.Path | None = None
+        """The file; episode.gif in the run directory by default."""
+        max_steps: int = 1000
+        """Where to cut a long episode."""
+
+    parsed = _parse(Record, arguments, "podracer record")
+    loaded = load_policy(parsed.run_dir, report=_print_error)
+    key = evaluation_key(loaded.experiment, loaded.updates)
+    frames, episode_return = record(loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps)
+    path = save_gif(frames, parsed.out or RunDirectory(parsed.run_dir).episode)
+    print(f"{path}: return {episode_return:.4g}")
+    return 0
+
+
+def _plot(arguments: list[str]) -> int:
+    """plot RUN [RUN ...]: learning curves; several seeds give mean and spread."""
+    from podracer.plotting import plot_curves
+
+    @dataclasses.dataclass(frozen=True)
+    class Plot:
+        run_dirs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+        out: pathlib.Path = pathlib.Path("curve.png")
+        """The file."""
+
+    parsed = _parse(Plot, arguments, "podracer plot")
+    if not parsed.run_dirs:
+        raise UsageError("plot needs at least one run directory")
+    print(plot_curves(list(parsed.run_dirs), parsed.out))
+    return 0
+
+
+def _list(arguments: list[str]) -> int:
+    """list {experiments,agents,envs}: what there is by name."""
+    kinds = ("experiments", "agents", "envs")
+    if len(arguments) != 1:
+        raise UsageError(f"list takes one of {', '.join(kinds)}")
+    match arguments[0]:
+        case "experiments":
+            from podracer import experiments
+
+            rows = [(name, experiments.get(name).env) for name in experiments.names()]
+        case "agents":
+            from podracer.agents import registry
+
+            rows = [(name, registry.config_class(name).__module__) for name in registry.registered_agents()]
+        case "envs":
+            from podracer import envs
+
+            rows = [
+                (entry.id, f"{entry.package} {entry.version or f'not installed: pip install {entry.package}'}")
+                for entry in envs.list_environments()
+            ]
+        case kind:
+            raise unknown_name("list of", kind, kinds)
+    width = max(len(name) for name, _ in rows)
+    for name, what in rows:
+        print(f"{name:<{width}}  {what}")
+    return 0
+
+
+# Options that are used so often that they have a name without their group.
+_SHORT = {
+    "--num-envs": "--architecture.num-envs",
+    "--rollout-length": "--architecture.rollout-length",
+}
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "resume": _resume,
+    "evaluate": _evaluate,
+    "record": _record,
+    "plot": _plot,
+    "list": _list,
+}
+
+
+def _help() -> str:
+    lines = ["usage: podracer COMMAND ...", "", "Reinforcement learning at scale in JAX.", ""]
+    for command in _COMMANDS.values():
+        usage, _, what = (command.__doc__ or "").partition(": ")
+        lines.append(f"  {usage:<34}{what}")
+    return "\n".join([*lines, "", "`podracer COMMAND --help` lists a command's options; `--version` the version."])
+
+
+def _parse(kind: type[Arguments], arguments: list[str], prog: str, default: Arguments | None = None) -> Arguments:
+    """Tyro's parser, with its boxed errors as one line.
+
+    Raises:
+        ValueError: The arguments do not fit.
+    """
+    config = (tyro.conf.AvoidSubcommands,)
+    arguments = [
+        _SHORT.get(name, name) + equals + value for name, equals, value in (a.partition("=") for a in arguments)
+    ]
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            if default is None:
+                return tyro.cli(kind, args=arguments, prog=prog, config=config)
+            return tyro.cli(kind, args=arguments, prog=prog, config=config, default=default)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(_one_line(captured.getvalue())) from None
+
+
+def _one_line(text: str) -> str:
+    """What a box of tyro's says, without its frame, its title and its help."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = " ".join(re.sub(r"[\u2500-\u257f]+", " ", text).split())
+    text = re.split(r" Argument helptext:| For full helptext", text)[0]
+    return re.sub(r"^(Value error Error|Unrecognized options (?=Unrecognized)|Required options )", "", text).strip()
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    for i, argument in enumerate(arguments):
+        if argument == name and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(name + "="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _print_error(error: object) -> None:
+    print(f"podracer: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,0 +1,212 @@
+"""An experiment: everything a run is a function of."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from podracer import envs
+from podracer.agent import Agent
+from podracer.agents import registry
+from podracer.anakin import Anakin, AnakinConfig
+from podracer.envs.names import unknown_name
+from podracer.types import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from podracer.training import Result
+
+# Fewer rows of an update than this on a CPU device cost more to synchronise than a second core saves; measured in
+# docs/design/0003-two-cores.md.
+_ROWS_PER_CPU_DEVICE = 2048
+# A call of the compiled program should end often enough for progress, checkpoints and Ctrl-C.
+_ROWS_PER_WINDOW = 2**18
+_WINDOWS_PER_RUN = 200
+
+
+class AgentConfig(Protocol):
+    """Numbers from which an agent is made, once the environment and the length of the run are known."""
+
+    def make(self, spec: EnvironmentSpec, num_updates: int) -> Agent: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, and what to keep.
+
+    Attributes:
+        interval: Updates between checkpoints, rounded up to whole windows; None makes about 20 in a run. 0 saves only
+            at the end and on Ctrl-C.
+        keep_last: How many of the newest to keep.
+        keep_best: How many of those with the best return in training to keep besides.
+    """
+
+    interval: int | None = None
+    keep_last: int = 2
+    keep_best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.interval is not None and self.interval < 0:
+            raise ValueError(f"interval is {self.interval}; it must be at least 0")
+        if self.keep_last < 1 or self.keep_best < 0:
+            raise ValueError(
+                f"keep_last is {self.keep_last} and keep_best {self.keep_best}; at least 1 and 0 are needed"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An environment, an agent, an architecture, and how long.
+
+    Attributes:
+        name: What summaries and plots call it.
+        env: An id of `podracer.envs.make`.
+        agent: The agent's configuration.
+        env_parameters: Keyword parameters of the environment.
+        architecture: How acting and learning run.
+        seed: Of everything random.
+        total_steps: Environment steps, rounded down to whole updates of `num_envs x rollout_length`. Rows on which an
+            environment resets itself take their place among them but are not counted as steps.
+        devices: How many to use. None takes all accelerators, or on a CPU as many cores as make it faster.
+        updates_per_window: Updates per call of the compiled program, which is also per line of metrics; None chooses.
+        evaluation_episodes: Episodes of the evaluation that ends a run.
+        stop_on_nonfinite: Whether a NaN or infinity in rewards, observations or losses ends the run.
+        checkpoints: When to save.
+    """
+
+    name: str
+    env: str
+    agent: Any
+    env_parameters: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
+    architecture: AnakinConfig = dataclasses.field(default_factory=AnakinConfig)
+    seed: int = 0
+    total_steps: int = 1_000_000
+    devices: int | None = None
+    updates_per_window: int | None = None
+    evaluation_episodes: int = 128
+    stop_on_nonfinite: bool = True
+    checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.agent, "make"):
+            raise ValueError(f"agent is {self.agent!r}; a configuration such as podracer.agents.PPOConfig is needed")
+        for name in ("updates_per_window", "devices", "evaluation_episodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be within [0, 2^32)")
+        if self.total_steps < self.steps_per_update:
+            raise ValueError(
+                f"total_steps is {self.total_steps}, less than one update of {self.architecture.num_envs} environments "
+                f"x {self.architecture.rollout_length} steps = {self.steps_per_update}"
+            )
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.architecture.num_envs * self.architecture.rollout_length
+
+    @property
+    def num_updates(self) -> int:
+        """Updates in the whole run."""
+        return self.total_steps // self.steps_per_update
+
+    @property
+    def window(self) -> int:
+        """Updates per call of the compiled program: a function of the configuration alone, as reruns must agree."""
+        if self.updates_per_window is not None:
+            return min(self.updates_per_window, self.num_updates)
+        wanted = math.ceil(self.num_updates / _WINDOWS_PER_RUN)
+        return max(1, min(wanted, _ROWS_PER_WINDOW // self.steps_per_update))
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Updates between checkpoints, in whole windows; 0 for none on the way."""
+        wanted = self.checkpoints.interval
+        if wanted is None:
+            wanted = math.ceil(self.num_updates / 20)
+        return math.ceil(wanted / self.window) * self.window
+
+    def make(self) -> tuple[envs.Environment, Agent]:
+        """The environment and the agent."""
+        environment = envs.make(self.env, **self.env_parameters)
+        return environment, self.agent.make(environment.spec, self.num_updates)
+
+    def make_anakin(self) -> Anakin:
+        """The architecture on this machine's devices.
+
+        Raises:
+            ValueError: Anything that cannot run, before anything is compiled.
+        """
+        devices = self._choose_devices()  # First: making an environment may start JAX.
+        environment, agent = self.make()
+        return Anakin(agent, environment, self.architecture, devices)
+
+    def run(
+        self,
+        run_dir: str | pathlib.Path | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        quiet: bool = False,
+    ) -> "Result":
+        """Trains, evaluates, and leaves everything in a run directory; see `podracer.training.train`."""
+        from podracer.training import train
+
+        return train(self, run_dir, resume=resume, overwrite=overwrite, quiet=quiet)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values. The agent and the architecture are tagged with their registered names."""
+        values = dataclasses.asdict(self)
+        values["agent"] = {"name": registry.registered_name(self.agent), **values["agent"]}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Experiment":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: A field or the agent is unknown, or a value is of the wrong type or out of range.
+        """
+        values = dict(values)
+        agent = dict(values.pop("agent", {}))
+        config = registry.config_class(agent.pop("name", ""))()
+        default = cls(name="", env="", agent=config, total_steps=2**62)
+        return _replace(default, {**values, "agent": agent}, "")
+
+    def _choose_devices(self) -> list[jax.Device]:
+        """The devices to use. On a CPU it first asks JAX for one device per core, if JAX has not started yet."""
+        num_envs = self.architecture.num_envs
+        if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            # Refused where JAX runs already, with as many devices as it was started with.
+            with contextlib.suppress(RuntimeError):
+                jax.config.update("jax_num_cpu_devices", max(cores, self.devices or 1))
+        available = jax.devices()
+        if self.devices is not None:
+            if self.devices > len(available):
+                raise ValueError(f"devices is {self.devices}; this machine has {len(available)}")
+            return available[: self.devices]
+        if available[0].platform != "cpu":
+            return available
+        most = min(len(available), max(1, self.steps_per_update // _ROWS_PER_CPU_DEVICE))
+        return available[: next(n for n in range(most, 0, -1) if num_envs % n == 0)]
+
+
+def _replace(default: Any, values: dict[str, Any], where: str) -> Any:
+    """A dataclass with some fields from JSON, nested ones included."""
+    fields = {field.name for field in dataclasses.fields(default)}
+    changes = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_name("field", where + name, [where + field for field in fields])
+        current = getattr(default, name)
+        if dataclasses.is_dataclass(current):
+            value = _replace(current, value, f"{where}{name}.")
+        elif isinstance(value, list):
+            value = tuple(value)
+        changes[name] = value
+    return dataclasses.replace(default, **changes)

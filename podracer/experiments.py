@@ -1,0 +1,110 @@
+"""Experiments by name, `agent_environment`. Their results are in docs/results.md."""
+
+import dataclasses
+from typing import Any
+
+from podracer.agents.ppo import PPOConfig
+from podracer.anakin import AnakinConfig
+from podracer.envs.names import unknown_name
+from podracer.experiment import Experiment
+from podracer.networks import NetworkConfig
+
+_experiments: dict[str, Experiment] = {}
+
+
+def register(experiment: Experiment) -> Experiment:
+    """Makes an experiment known by its name.
+
+    Raises:
+        ValueError: Another experiment has the name.
+    """
+    if _experiments.setdefault(experiment.name, experiment) != experiment:
+        raise ValueError(f"there is an experiment {experiment.name!r} already")
+    return experiment
+
+
+def get(name: str, **changes: Any) -> Experiment:
+    """A named experiment, with some of its fields changed.
+
+    Raises:
+        ValueError: There is none of this name; the nearest are named.
+    """
+    if name not in _experiments:
+        raise unknown_name("experiment", name, list(_experiments))
+    return dataclasses.replace(_experiments[name], **changes)
+
+
+def names() -> tuple[str, ...]:
+    """All names, in order."""
+    return tuple(sorted(_experiments))
+
+
+_MINATAR_PPO = PPOConfig(
+    learning_rate=2.5e-3,
+    num_epochs=4,
+    num_minibatches=8,
+    network=NetworkConfig(torso="cnn", channels=(16,), hidden_sizes=(64,), activation="relu", shared=True),
+)
+
+register(
+    Experiment(
+        name="ppo_cartpole",
+        env="gymnax:CartPole-v1",
+        agent=PPOConfig(learning_rate=2.5e-3, num_minibatches=4, network=NetworkConfig(shared=True)),
+        architecture=AnakinConfig(num_envs=4, rollout_length=128),
+        total_steps=500_000,
+    )
+)
+for _game in ("Breakout", "Asterix", "Freeway", "SpaceInvaders"):
+    _snake = {"SpaceInvaders": "space_invaders"}.get(_game, _game.lower())
+    register(
+        Experiment(
+            name=f"ppo_{_snake}_minatar",
+            env=f"gymnax:{_game}-MinAtar",
+            agent=_MINATAR_PPO,
+            architecture=AnakinConfig(num_envs=64, rollout_length=128),
+            total_steps=10_000_000,
+        )
+    )
+register(
+    Experiment(
+        name="ppo_acrobot",
+        env="gymnax:Acrobot-v1",
+        agent=PPOConfig(learning_rate=1e-3, num_minibatches=8, network=NetworkConfig(shared=True)),
+        architecture=AnakinConfig(num_envs=32, rollout_length=128),
+        total_steps=1_000_000,
+    )
+)
+register(
+    Experiment(
+        name="ppo_pendulum",
+        env="gymnax:Pendulum-v1",
+        agent=PPOConfig(
+            learning_rate=1e-3,
+            discount=0.95,
+            num_epochs=10,
+            num_minibatches=16,
+            entropy_coefficient=0.0,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
+        architecture=AnakinConfig(num_envs=16, rollout_length=128),
+        total_steps=1_000_000,
+    )
+)
+register(
+    Experiment(
+        name="ppo_mountain_car_continuous",
+        env="gymnax:MountainCarContinuous-v0",
+        agent=PPOConfig(
+            learning_rate=1e-3,
+            num_epochs=10,
+            num_minibatches=8,
+            entropy_coefficient=0.01,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
+        architecture=AnakinConfig(num_envs=32, rollout_length=256),
+        total_steps=1_000_000,
+    )
+)

@@ -1,0 +1,106 @@
+"""What a run leaves on disk, and where."""
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from podracer.experiment import Experiment
+
+# What may differ between a run and its continuation without making it another run.
+_FREE = ("devices", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run."""
+
+    path: pathlib.Path
+
+    @property
+    def config(self) -> pathlib.Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> pathlib.Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.path / "checkpoints"
+
+    @property
+    def curve(self) -> pathlib.Path:
+        return self.path / "curve.png"
+
+    @property
+    def episode(self) -> pathlib.Path:
+        return self.path / "episode.gif"
+
+    @property
+    def summary(self) -> pathlib.Path:
+        return self.path / "summary.json"
+
+    @classmethod
+    def default(cls, experiment: Experiment) -> "RunDirectory":
+        """A new place under `runs/`, named by experiment, seed and time."""
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        return cls(pathlib.Path("runs") / f"{experiment.name}-seed{experiment.seed}-{now}")
+
+    @classmethod
+    def existing(cls, path: str | pathlib.Path) -> "RunDirectory":
+        """The directory of a run that was started.
+
+        Raises:
+            ValueError: There is none.
+        """
+        directory = cls(pathlib.Path(path))
+        if not directory.config.is_file():
+            raise ValueError(f"{path} is not a run directory: it has no config.json")
+        return directory
+
+    def create(self, experiment: Experiment, *, overwrite: bool) -> None:
+        """Makes the directory with its `config.json`.
+
+        Raises:
+            ValueError: Something is there already and may not be overwritten.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; a run needs a directory")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not overwrite:
+                raise ValueError(f"{self.path} is not empty; choose another run directory, or --resume or --overwrite")
+            if not self.config.is_file():
+                raise ValueError(f"{self.path} is not empty and not a run directory; it will not be overwritten")
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.config, experiment.to_dict())
+
+    def experiment(self) -> Experiment:
+        """The experiment that the run is of.
+
+        Raises:
+            ValueError: `config.json` cannot be read.
+        """
+        try:
+            return Experiment.from_dict(json.loads(self.config.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{self.config} is not readable: {error}") from error
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """The part of a configuration that a checkpoint must agree with: all but where it runs and what is saved."""
+    return {name: value for name, value in experiment.to_dict().items() if name not in _FREE}
+
+
+def write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
+    """Writes a file that is whole or not there."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    temporary.replace(path)
