@@ -188,7 +188,8 @@ def _checked(environment: str, name: str, value: Any, default: Any) -> Any:
         value = jnp.asarray(value, jnp.asarray(default).dtype) if valid else value
     if not valid:
         raise ValueError(f"{name} of gymnax:{environment} is {value!r}; it must be {rule} (default {default})")
-    return value
+    # gymnax mixes a field with arrays of its default's type, so 12 for 100.0 has to become 12.0.
+    return type(default)(value) if isinstance(default, bool | int | float) else value
 
 
 def _seeded(name: str, value: Any) -> Any:

@@ -12,11 +12,10 @@ pytest collects the inherited tests. The environment is driven by random legal a
 the class, and the tests look at that recording. Each failure says what is wrong and what to do about it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer.envs.autoreset import Autoreset, sample_action
@@ -132,28 +131,31 @@ class EnvironmentConformance:
         rows = [t for t, _ in recording.rows(StepType.LAST) if t < self.num_steps]
         for t in rows[:3]:
             last = recording.timesteps.step_type[t] == StepType.LAST
-            state, keys = (jax.tree.map(lambda x, t=t: x[t], tree) for tree in (recording.states, recording.keys))
             after = []
             for other in (t, t - 1, t - 2):
-                action = jax.tree.map(lambda x, i=other: x[i], recording.actions)
-                timestep = self._replay(recording.step, state, action, keys)[1]
+                with jax.debug_key_reuse(False):  # The same keys again: only the actions differ.
+                    action = jax.tree.map(lambda x, i=other: x[i], recording.actions)
+                    state = jax.tree.map(lambda x, t=t: x[t], recording.states)
+                    _, timestep = recording.step(state, action, recording.keys[t])
                 after.append([np.asarray(leaf)[last] for leaf in jax.tree.leaves(timestep)])
             for timestep in after[1:]:
                 found = difference(timestep, after[0], 0)
                 assert found is None, f"the step after LAST depends on the action: {found}"
 
-    def test_episodes_start_differently(self) -> None:
-        if self.deterministic or self.deterministic_reset:
-            return
+    def test_episodes_start_as_differently_as_declared(self) -> None:
         recording = self._recorded()
         starts = recording.vectors(recording.rows(StepType.FIRST))
         for i in range(8 if (starts == starts[0]).all() else 0):  # There may be only two starts, hence eight tries.
             (state, _), timestep = recording.reset(jax.random.split(jax.random.key(100 + i), self.batch_size))
             starts = np.concatenate([starts, flatten(state, timestep.observation, (self.batch_size,))])
-        assert (starts != starts[0]).any(), (
-            f"all {len(starts)} episodes start alike, whatever the key; use the key in reset, or declare "
-            "deterministic_reset = True (deterministic = True if keys never matter)"
-        )
+        differ = (starts != starts[0]).any()
+        if self.deterministic or self.deterministic_reset:
+            assert not differ, "episodes start differently, although the test declares that they start alike"
+        else:
+            assert differ, (
+                f"all {len(starts)} episodes start alike, whatever the key; use the key in reset, or declare "
+                "deterministic_reset = True (deterministic = True if keys never matter)"
+            )
 
     def test_the_environment_does_not_reset_itself(self) -> None:
         recording = self._recorded()
@@ -175,9 +177,8 @@ class EnvironmentConformance:
 
     def test_discount_tells_termination_from_truncation(self) -> None:
         timesteps = self._recorded().timesteps
-        assert np.isin(timesteps.discount, (0, 1)).all(), (
-            f"discounts must be 0 or 1, got {set(timesteps.discount.flat)}"
-        )
+        seen = np.unique(np.asarray(timesteps.discount))
+        assert np.isin(seen, (0, 1)).all(), f"discounts must be 0 or 1; got {seen}"
         before = timesteps.discount[timesteps.step_type != StepType.LAST]
         assert (before == 1).all(), "the discount must be 1 before LAST; discounting is the agent's"
         for row, raw, timestep in self._ends():
@@ -192,12 +193,13 @@ class EnvironmentConformance:
 
     def test_the_same_keys_give_the_same_stream(self) -> None:
         recording = self._recorded()
-        state, timestep = self._replay(recording.reset, recording.first_keys)
-        for t in range(min(20, self.num_steps)):
-            action, keys = (jax.tree.map(lambda x, t=t: x[t], tree) for tree in (recording.actions, recording.keys))
-            state, timestep = self._replay(recording.step, state, action, keys)
-            found = difference(timestep, jax.tree.map(lambda x, t=t: x[t + 1], recording.timesteps), 0)
-            assert found is None, f"the same keys and actions give another stream at t = {t + 1}: {found}"
+        with jax.debug_key_reuse(False):
+            state, timestep = recording.reset(recording.first_keys)
+            for t in range(min(20, self.num_steps)):
+                action = jax.tree.map(lambda x, t=t: x[t], recording.actions)
+                state, timestep = recording.step(state, action, recording.keys[t])
+                found = difference(timestep, jax.tree.map(lambda x, t=t: x[t + 1], recording.timesteps), 0)
+                assert found is None, f"the same keys and actions give another stream at t = {t + 1}: {found}"
 
     def test_other_keys_give_another_stream(self) -> None:
         recording = self._recorded()
@@ -209,29 +211,28 @@ class EnvironmentConformance:
         )
 
     def test_one_environment_alone_gives_its_stream_in_a_batch(self) -> None:
-        recording, environment, b = self._recorded(), self.make(), self.batch_size - 1
-        reset, step = jax.jit(environment.reset), jax.jit(environment.step)
-        state, observation = self._replay(reset, recording.first_keys[b])
-        for t in range(min(25, self.num_steps)):
-            row = jax.tree.map(lambda x, t=t: x[t, b], recording.timesteps)
-            found = difference(row.observation, observation, self.tolerance)
-            assert found is None, (
-                f"environment {b} in a batch of {self.batch_size} differs at t = {t} from the same environment made "
-                f"again and run alone with the same keys: {found}; draw from keys only, and from nothing outside"
-            )
-            step_key, reset_key = self._replay(jax.random.split, recording.keys[t, b])
-            if row.step_type == StepType.LAST:
-                state, observation = reset(reset_key)
-            else:
-                state, raw = step(state, jax.tree.map(lambda x, t=t: x[t, b], recording.actions), step_key)
-                observation = raw.observation
+        recording, (reset, step), b = self._recorded(), self._alone(), self.batch_size - 1
+        with jax.debug_key_reuse(False):
+            state, observation = reset(recording.first_keys[b])
+            for t in range(min(25, self.num_steps)):
+                row = jax.tree.map(lambda x, t=t: x[t, b], recording.timesteps)
+                found = difference(row.observation, observation, self.tolerance)
+                assert found is None, (
+                    f"environment {b} in a batch of {self.batch_size} differs at t = {t} from the same environment, "
+                    f"made again and run alone with the same keys: {found}; draw from the keys, and from nothing else"
+                )
+                step_key, reset_key = jax.random.split(recording.keys[t, b])
+                if row.step_type == StepType.LAST:
+                    state, observation = reset(reset_key)
+                else:
+                    state, raw = step(state, jax.tree.map(lambda x, t=t: x[t, b], recording.actions), step_key)
+                    observation = raw.observation
 
     def test_no_key_is_used_twice(self) -> None:
         environment = self.make()
-        state, _ = jax.eval_shape(environment.reset, _key_shape())
         try:
             with jax.debug_key_reuse(True):
-                jax.jit(lambda key: environment.reset(key)).trace(_key_shape())
+                state, _ = jax.eval_shape(jax.jit(lambda key: environment.reset(key)), _key_shape())
                 step = jax.jit(lambda state, action, key: environment.step(state, action, key))
                 step.trace(state, _action_shape(environment), _key_shape())
         except jax.errors.KeyReuseError as error:
@@ -264,44 +265,50 @@ class EnvironmentConformance:
             first = stream.reset(jax.random.split(reset_key, 2))
             return jax.lax.scan(body, first, jax.random.split(scan_key, 3))[1]
 
-        shapes = jax.eval_shape(jax.vmap(unroll), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5))
+        with jax.debug_key_reuse(False):  # It takes the transposed keys of a scan under vmap for used ones.
+            shapes = jax.eval_shape(jax.vmap(unroll), keys)
         assert shapes.reward.shape == (5, 3, 2), f"vmap of scan gives rewards {shapes.reward.shape}, not (5, 3, 2)"
 
     def test_state_is_a_pytree_of_arrays(self) -> None:
-        state, _ = self.make().reset(jax.random.key(0))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            assert isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float), (
-                f"the state at {_name(path)} is a {type(leaf).__name__}, not an array; register its class as a pytree "
-                "(jax.tree_util.register_dataclass), and keep configuration in the environment"
-            )
+        def check(key: jax.Array) -> None:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.make().reset(key)[0]):
+                assert isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float), (
+                    f"the state at {_name(path)} is a {type(leaf).__name__}, not an array; register its class as a "
+                    "pytree (jax.tree_util.register_dataclass), and keep configuration in the environment"
+                )
+
+        jax.eval_shape(check, _key_shape())
 
     def test_render_gives_a_picture(self) -> None:
-        environment = self.make()
-        render = getattr(environment, "render", None)
+        render = getattr(self.make(), "render", None)
         if render is None:
             return
-        frame = render(jax.tree.map(jnp.asarray, environment.reset(jax.random.key(0))[0]))
+        frame = render(self._alone()[0](jax.random.key(0))[0])
         picture = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
         assert picture, f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
 
+    def _alone(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`reset` and `step` of the environment, made again and compiled without a batch."""
+        if "_compiled" not in type(self).__dict__:
+            environment = self.make()
+            type(self)._compiled = jax.jit(environment.reset), jax.jit(environment.step)  # type: ignore[attr-defined]
+        return type(self)._compiled  # type: ignore[attr-defined]
+
     def _recorded(self) -> Recording:
         if "_recording" not in type(self).__dict__:
-            recording = self._replay(record, self.stream(), self.batch_size, self.num_steps)
+            with jax.debug_key_reuse(False):  # What is recorded is run again with the same keys.
+                recording = record(self.stream(), self.batch_size, self.num_steps)
             type(self)._recording = recording  # type: ignore[attr-defined]
         return type(self)._recording  # type: ignore[attr-defined]
 
-    def _replay(self, function: Any, *arguments: Any) -> Any:
-        """Calls with keys that are used again on purpose: comparing two runs with the same keys is the point."""
-        with jax.debug_key_reuse(False):
-            return function(*arguments)
-
     def _ends(self) -> Iterator[tuple[tuple[int, int], Step, TimeStep]]:
         """Up to eight LAST rows: where, what the raw step gives there, and what the stream gave."""
-        recording, step = self._recorded(), jax.jit(self.make().step)
+        recording, (_, step) = self._recorded(), self._alone()
         for t, b in recording.rows(StepType.LAST)[:8]:
-            state, action = jax.tree.map(lambda x, t=t, b=b: x[t - 1, b], (recording.states[0], recording.actions))
-            step_key = self._replay(jax.random.split, recording.keys[t - 1, b])[0]
-            _, raw = step(state, action, step_key)
+            with jax.debug_key_reuse(False):
+                state, action = jax.tree.map(lambda x, t=t, b=b: x[t - 1, b], (recording.states[0], recording.actions))
+                _, raw = step(state, action, jax.random.split(recording.keys[t - 1, b])[0])
             yield (t, b), jax.tree.map(np.asarray, raw), jax.tree.map(lambda x, t=t, b=b: x[t, b], recording.timesteps)
 
 
