@@ -87,12 +87,20 @@ class Autoreset:
             observation=observation,
         )
         resets = previous == StepType.LAST
-        return jax.tree.map(lambda a, b: jnp.where(resets, a, b), reset, ((inner, stepped.step_type), stepped))
+        return jax.tree.map(lambda a, b: _select(resets, a, b), reset, ((inner, stepped.step_type), stepped))
 
 
 def _as_dtype(x: Any, dtype: Any) -> jax.Array:
     """`x` as a strongly typed array; typed random keys, which convert to nothing else, stay as they are."""
     return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
+
+
+def _select(condition: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        # JAX's check for reused keys takes a key that was selected for a used one.
+        data = jnp.where(condition, jax.random.key_data(a), jax.random.key_data(b))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+    return jnp.where(condition, a, b)
 
 
 def _state_shape(environment: Environment) -> PyTree:
