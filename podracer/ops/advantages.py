@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import rlax
 from jaxtyping import Array, Float
 
 from podracer.types import Trajectory, valid_mask
@@ -31,5 +30,13 @@ def generalized_advantages(
     discount_t = jnp.where(valid, discount * timestep.discount[1:], 0)
     # What lambda multiplies is the advantage of the next row, which belongs to another episode after LAST.
     lambda_t = jnp.where(timestep.last()[1:], 0, jnp.float32(lambda_))
-    estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, in_axes=1, out_axes=1)
-    return jnp.where(valid, estimate(r_t, discount_t, lambda_t, values), 0)
+    error = r_t + discount_t * values[1:] - values[:-1]
+
+    def backwards(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        error, decay = row
+        advantage = error + decay * following
+        return advantage, advantage
+
+    rows = (error, discount_t * lambda_t)
+    _, advantages = jax.lax.scan(backwards, jnp.zeros_like(error[0]), rows, reverse=True)
+    return jnp.where(valid, advantages, 0)
