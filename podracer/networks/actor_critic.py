@@ -98,10 +98,16 @@ def actor_critic(config: NetworkConfig, spec: EnvironmentSpec) -> Network | Recu
     outputs = num_parameters(spec.action)
     if not config.recurrent_size:
         module = ActorCritic(config, outputs)
-        return Network(
-            init=lambda key, observation: module.init(key, prepare(observation)),
-            apply=lambda params, observation: module.apply(params, prepare(observation)),
-        )
+        axes = 3 if config.torso == "cnn" else 1
+
+        def apply(params: PyTree, observation: PyTree) -> tuple[Float[Array, "*B P"], Float[Array, "*B"]]:
+            x = prepare(observation)
+            lead = x.shape[:-axes]
+            # One leading axis: with two, the weights' gradient contracts over both, which XLA does at half the speed.
+            policy, value = module.apply(params, x.reshape(-1, *x.shape[-axes:]))
+            return policy.reshape(*lead, -1), value.reshape(lead)
+
+        return Network(init=lambda key, observation: module.init(key, prepare(observation)), apply=apply)
     cell = RecurrentActorCritic(config, outputs)
 
     def initial_state(batch_size: int) -> PyTree:
