@@ -43,7 +43,7 @@ _MINATAR_PPO = PPOConfig(
     learning_rate=2.5e-3,
     num_epochs=4,
     num_minibatches=8,
-    network=NetworkConfig(torso="cnn", channels=(16,), hidden_sizes=(64,), activation="relu", shared=True),
+    network=NetworkConfig(hidden_sizes=(64, 64), activation="relu", shared=True),
 )
 
 register(

@@ -56,7 +56,8 @@ class Conv(nn.Module):
                 for i in range(self.size)
                 for j in range(self.size)
             ]
-            return jnp.concatenate(patches, -1) @ kernel.reshape(-1, self.features)
+            matrix = jnp.concatenate(patches, -1).reshape(-1, self.size**2 * channels)
+            return (matrix @ kernel.reshape(-1, self.features)).reshape(-1, rows, columns, self.features)
 
         def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
             strides = (self.stride, self.stride)
