@@ -23,7 +23,7 @@ from podracer.ops import (
     merge_moments,
     normalize,
 )
-from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,12 @@ class PPOConfig:
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> "PPO":
         """The agent for an environment, with schedules over `num_updates`."""
-        return PPO(spec, actor_critic(self.network, spec), self, num_updates)
+        seen = spec
+        if self.normalize_observations:
+            # What the network then sees are normalised floats, whatever the environment emits.
+            floats = jax.tree.map(lambda leaf: ArraySpec(leaf.shape, "float32"), split_mask(spec.observation)[0])
+            seen = dataclasses.replace(spec, observation=floats)
+        return PPO(spec, actor_critic(self.network, seen), self, num_updates)
 
 
 @jax.tree_util.register_dataclass
@@ -227,7 +232,9 @@ class PPO:
         trajectory = dataclasses.replace(trajectory, extras=_without_masked(trajectory.extras, valid))
         observations, returns = learner.observations, learner.returns
         if self.config.scale_rewards:
-            returns = merge_moments(returns, trajectory.extras.discounted_return, valid, axis)
+            # Of the row that follows, so that the reward that ends an episode counts.
+            following = self.config.discount * trajectory.extras.discounted_return + trajectory.timestep.reward[1:]
+            returns = merge_moments(returns, following, valid, axis)
             trajectory = _with_scaled_rewards(trajectory, jax.lax.rsqrt(returns.variance + 1e-8))
         batch = self._batch(learner, trajectory, valid, axis)
         if self.config.normalize_observations:

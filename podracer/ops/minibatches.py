@@ -2,8 +2,9 @@
 
 Permuting all `T x B` samples (`jax.random.permutation`, then a gather of single rows) costs more than the forward and
 backward pass of a small network on a CPU. Permuting the `T` time steps, and the `B` environments where time alone does
-not divide, draws minibatches that are stratified over environments, moves whole rows, and, with a key that the
-replicas share, gives the same minibatches on any number of devices. Measured in docs/design/0002-minibatches.md.
+not divide, draws minibatches that are stratified over environments and moves whole rows. Where only time is cut, a key
+that the replicas share gives the same minibatches on any number of devices; where environments are cut, each replica
+cuts its own. Measured in docs/design/0002-minibatches.md.
 """
 
 import dataclasses
