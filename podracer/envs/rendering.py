@@ -86,7 +86,7 @@ def _channels(image: Shaped[np.ndarray, "H W C"]) -> Frame:
 
 def _unit(values: Shaped[np.ndarray, "..."], low: float | None, high: float | None) -> Shaped[np.ndarray, "..."]:
     """Values in [0, 1], by the bounds where there are any; otherwise zero becomes a half."""
-    values = np.nan_to_num(values)
+    values = np.clip(np.nan_to_num(values), -1e6, 1e6)
     if low is not None and high is not None and high > low:
         return np.clip((values - low) / (high - low), 0, 1)
     return 0.5 + values / (2 + 2 * np.abs(values))
