@@ -271,8 +271,10 @@ class EnvironmentConformance:
         assert shapes.reward.shape == (5, 3, 2), f"vmap of scan gives rewards {shapes.reward.shape}, not (5, 3, 2)"
 
     def test_state_is_a_pytree_of_arrays(self) -> None:
+        environment = self.make()
+
         def check(key: jax.Array) -> None:
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self.make().reset(key)[0]):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(environment.reset(key)[0]):
                 assert isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float), (
                     f"the state at {_name(path)} is a {type(leaf).__name__}, not an array; register its class as a "
                     "pytree (jax.tree_util.register_dataclass), and keep configuration in the environment"
