@@ -235,7 +235,7 @@ class PPO:
             # Of the row that follows, so that the reward that ends an episode counts.
             following = self.config.discount * trajectory.extras.discounted_return + trajectory.timestep.reward[1:]
             returns = merge_moments(returns, following, valid, axis)
-            trajectory = _with_scaled_rewards(trajectory, jax.lax.rsqrt(returns.variance + 1e-8))
+            trajectory = _with_scaled_rewards(trajectory, _reward_scale(returns))
         batch = self._batch(learner, trajectory, valid, axis)
         if self.config.normalize_observations:
             raw, _ = split_mask(jax.tree.map(lambda x: x[:-1], trajectory.timestep.observation))
@@ -309,7 +309,8 @@ class PPO:
         config = self.config
         outputs, value = self._forward(params, batch.observation, batch.first, recurrent)
         distribution = distribution_for(self.spec.action, outputs, batch.mask)
-        log_ratio = distribution.log_prob(batch.extras.sample) - batch.extras.log_prob
+        # On masked rows both stand for nothing, and a ratio that overflows is NaN even with a weight of 0.
+        log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(batch.extras.sample) - batch.extras.log_prob, 0)
         ratio = jnp.exp(log_ratio)
         clipped = jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon)
         policy_loss = -jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
@@ -367,6 +368,12 @@ def _without_masked(extras: PPOExtras, valid: Bool[Array, "T B"]) -> PPOExtras:
         return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))
 
     return dataclasses.replace(jax.tree.map(clean, extras), value=extras.value)
+
+
+def _reward_scale(returns: Moments) -> Float[Array, ""]:
+    """One over the standard deviation; 1 where the returns never varied, which says nothing of their scale."""
+    constant = returns.variance <= 1e-10 * jnp.square(returns.mean)
+    return jnp.where(constant, 1, jax.lax.rsqrt(jnp.where(constant, 1, returns.variance)))
 
 
 def _with_scaled_rewards(trajectory: Trajectory, scale: Float[Array, ""]) -> Trajectory:
