@@ -235,7 +235,8 @@ def learn(config: Config, root: jax.Array, state: State, batch: tuple) -> tuple[
 
     def one_step(carry: tuple, rows: jax.Array) -> tuple[tuple, dict[str, jax.Array]]:
         params, optimizer_state = carry
-        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        # One leading axis: with two, the weights' gradient contracts over both, which XLA does at half the speed.
+        minibatch = jax.tree.map(lambda x: x[rows].reshape(-1, *x.shape[2:]), batch)
         gradients, metrics = jax.grad(loss, has_aux=True)(params, config, minibatch)
         direction, optimizer_state = optimizer.update(average(gradients), optimizer_state, params)
         return (jax.tree.map(lambda p, d: p - learning_rate * d, params, direction), optimizer_state), metrics
