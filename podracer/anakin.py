@@ -24,6 +24,7 @@ from podracer.types import Trajectory, valid_mask
 # Rows per call, so that int32 sums on the device cannot overflow.
 _MAX_ROWS_PER_CALL = 2**30
 _NEVER = np.int32(2**31 - 1)
+_FROM_ENVIRONMENT = ("reward", "observation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Anakin:
         devices: One replica each; all of the backend's by default.
 
     Raises:
-        ValueError: `num_envs` is not a multiple of the number of devices, or the environment breaks its own spec.
+        ValueError: `num_envs` is not a multiple of the number of devices, one update has more than 2^30 steps, or the
+            environment breaks its own spec.
     """
 
     def __init__(
@@ -113,6 +115,11 @@ class Anakin:
         self.config = config
         self.mesh = parallel.make_mesh(jax.devices() if devices is None else devices)
         check_divisible(config.num_envs, self.mesh.size)
+        if self.steps_per_update > _MAX_ROWS_PER_CALL:
+            raise ValueError(
+                f"num_envs {config.num_envs} x rollout_length {config.rollout_length} = {self.steps_per_update} steps "
+                f"per update; at most {_MAX_ROWS_PER_CALL} can be counted"
+            )
         self._axis = parallel.axis_name(self.mesh)
         specs = AnakinState(
             key=parallel.REPLICATED,
@@ -160,11 +167,14 @@ class Anakin:
             num_updates: Any number; the program is compiled once for all of them.
 
         Raises:
-            ValueError: `num_updates` is below 1, or above what one call can count.
+            ValueError: `num_updates` is below 1, or above what one call can count, or the state was donated before.
         """
         limit = _MAX_ROWS_PER_CALL // self.steps_per_update
         if not 1 <= num_updates <= limit:
             raise ValueError(f"num_updates is {num_updates}; one call makes 1 to {limit} updates")
+        # JAX would say so less clearly, or crash, as 0.10.1 does in a compiled function.
+        if state.updates.is_deleted():
+            raise ValueError("the state was given to an earlier call, which donated it; use the state that it returned")
         self.compile()
         # Put there explicitly, so that the loop runs under `jax.transfer_guard("disallow")`.
         return self._compiled(state, jax.device_put(np.int32(num_updates), self.shardings.updates))
@@ -217,7 +227,7 @@ class Anakin:
         learner, memory, metrics = self.agent.update(state.learner, memory, trajectory, key, axis=self._axis)
         memory = jax.tree.map(lambda x: x[None], memory)
         state = AnakinState(state.key, state.updates + 1, learner, memory, rollout)
-        return state, _window(trajectory, metrics, state.updates)
+        return state, _window(trajectory, metrics, state.updates)  # The first update is number 1.
 
     def _unroll(
         self, key: jax.Array, updates: jax.Array, learner: PyTree, rollout: RolloutState
@@ -283,12 +293,8 @@ def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array)
         floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         return jnp.array([jnp.isfinite(x).all() for x in floats]).all() if floats else jnp.array(True)
 
-    watched = {
-        "reward": trajectory.timestep.reward,
-        "observation": trajectory.timestep.observation,
-        **metrics,
-    }
-    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates + 1) for name, x in watched.items()}
+    watched = {name: getattr(trajectory.timestep, name) for name in _FROM_ENVIRONMENT} | metrics
+    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates) for name, x in watched.items()}
     zero = jnp.int32(0)
     return Window(
         updates=zero,
@@ -318,7 +324,9 @@ def summarize(window: Window, *, allow_nonfinite: bool = False) -> dict[str, flo
     first = min(host.nonfinite.values())
     if first != _NEVER and not allow_nonfinite:
         names = [name for name, update in host.nonfinite.items() if update == first]
-        raise FloatingPointError(f"{names[0]} was not finite at update {first}")
+        # What came from the environment is the cause of what came out of the agent.
+        cause = min(names, key=lambda name: (*_FROM_ENVIRONMENT, name).index(name))
+        raise FloatingPointError(f"{cause} was not finite at update {first}")
     summary = {name: float(value) / updates for name, value in host.metrics.items()}
     summary["episodes"] = episodes
     summary["episode_return"] = float(host.return_sum) / episodes if episodes else math.nan
