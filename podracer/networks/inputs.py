@@ -12,9 +12,12 @@ from podracer.types import ArraySpec
 
 
 def to_float(x: jax.Array, spec: ArraySpec) -> Float[Array, "*B"]:
-    """As float32. Images, which are uint8 with two axes or more, are divided by 255, here and nowhere else."""
-    x = x.astype(jnp.float32)
-    return x / 255 if spec.dtype == "uint8" and len(spec.shape) > 1 else x
+    """As float32. Images, which are uint8 with two axes or more, are divided by 255, here and nowhere else.
+
+    The dtype that arrives decides, and not the spec's: an image that the agent has normalised is float32 by now.
+    """
+    is_image = x.dtype == jnp.uint8 and len(spec.shape) > 1
+    return x.astype(jnp.float32) / 255 if is_image else x.astype(jnp.float32)
 
 
 def flattener(spec: PyTree) -> Callable[[PyTree], Float[Array, "*B D"]]:
