@@ -1,0 +1,183 @@
+"""The networks that a configuration stands for, feed-forward and recurrent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
+from podracer.types import ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec
+
+VECTOR = EnvironmentSpec(ArraySpec((3,)), DiscreteSpec(4))
+PIXELS = EnvironmentSpec(ArraySpec((6, 6, 2), "uint8"), MultiDiscreteSpec((2, 3)))
+JOINTS = EnvironmentSpec({"angle": ArraySpec((2,)), "image": ArraySpec((3, 3), "uint8")}, BoundedSpec((-1, 0), (1, 1)))
+
+
+def observation_for(spec, *lead, seed=0):
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda s: jnp.asarray((3 * generator.normal(size=(*lead, *s.shape))).astype(s.dtype)), spec.observation
+    )
+
+
+def paths(params):
+    """The names of the layers on the way to each leaf."""
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)}
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "outputs"),
+    [
+        (NetworkConfig(hidden_sizes=(8,)), VECTOR, 4),
+        (NetworkConfig(hidden_sizes=()), VECTOR, 4),
+        (NetworkConfig(hidden_sizes=(8, 4), activation="relu", shared=True), JOINTS, 4),
+        (NetworkConfig("cnn", (8,), (4, 4), "silu"), PIXELS, 5),
+        (NetworkConfig("cnn", (8,), (4,), shared=True), PIXELS, 5),
+    ],
+)
+def test_outputs_and_values_for_any_leading_axes(random_params, config, spec, outputs):
+    network = actor_critic(config, spec)
+    assert isinstance(network, Network)
+    hash(network)
+    params = random_params(network.init, observation_for(spec, 1))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    apply = jax.jit(network.apply)
+    found = {}
+    for lead in ((), (2, 3)):
+        policy, value = found[lead] = apply(params, observation_for(spec, *lead, seed=len(lead)))
+        assert (policy.shape, policy.dtype) == ((*lead, outputs), jnp.float32)
+        assert (value.shape, value.dtype) == (lead, jnp.float32)
+    observation = observation_for(spec, 2, 3, seed=2)
+    flat = apply(params, jax.tree.map(lambda x: x.reshape(6, *x.shape[2:]), observation))
+    for a, b in zip(flat, found[2, 3], strict=True):
+        np.testing.assert_allclose(a.reshape(b.shape), b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hand_computed_forward_pass(random_params):
+    network = actor_critic(NetworkConfig(hidden_sizes=(5,)), VECTOR)
+    x = observation_for(VECTOR, 7)
+    params = random_params(network.init, x)["params"]
+
+    def layer(x, params):
+        return x @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
+
+    policy, value = jax.jit(network.apply)({"params": params}, x)
+    actor = np.tanh(layer(np.asarray(x), params["actor_torso"]["Dense_0"]))
+    critic = np.tanh(layer(np.asarray(x), params["critic_torso"]["Dense_0"]))
+    np.testing.assert_allclose(policy, layer(actor, params["Dense_0"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, layer(critic, params["Dense_1"])[:, 0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_torso_is_shared_or_not(random_params, shared):
+    network = actor_critic(NetworkConfig(hidden_sizes=(5,), shared=shared), VECTOR)
+    x = observation_for(VECTOR, 4)
+    params = random_params(network.init, x)
+    torsos = {name.split("/")[1] for name in paths(params)} - {"Dense_0", "Dense_1"}
+    assert torsos == ({"torso"} if shared else {"actor_torso", "critic_torso"})
+    # Whether learning the value moves what the policy sees.
+    grads = jax.jit(jax.grad(lambda p: network.apply(p, x)[1].sum()))(params)["params"]
+    moved = {name for name, grad in grads.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(grad))}
+    assert moved == {"Dense_1", "torso" if shared else "critic_torso"}
+
+
+def test_heads_begin_small_for_the_policy_and_plain_for_the_value():
+    network = actor_critic(NetworkConfig(hidden_sizes=(16,)), VECTOR)
+    params = jax.jit(network.init)(jax.random.key(0), observation_for(VECTOR, 1))["params"]
+    assert np.linalg.norm(params["Dense_0"]["kernel"], axis=0) == pytest.approx(0.01, rel=1e-4)
+    assert np.linalg.norm(params["Dense_1"]["kernel"], axis=0) == pytest.approx(1, rel=1e-4)
+    torso = np.asarray(params["actor_torso"]["Dense_0"]["kernel"])
+    np.testing.assert_allclose(torso @ torso.T, 2 * np.eye(3), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_sizes": (64, 0)}, r"hidden_sizes is \(64, 0\)"),
+        ({"channels": (-1,)}, r"channels is \(-1,\)"),
+        ({"torso": "transformer"}, "torso is 'transformer'; valid: mlp, cnn"),
+        ({"activation": "gelu"}, "activation is 'gelu'; valid: tanh, relu, silu"),
+        ({"recurrent_size": -1}, "recurrent_size is -1"),
+    ],
+)
+def test_bad_configurations_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        NetworkConfig(**fields)
+
+
+RECURRENT = NetworkConfig(hidden_sizes=(8,), recurrent_size=6)
+
+
+@pytest.fixture(scope="module")
+def recurrent(random_params):
+    """A recurrent network with its parameters and a stored state that is not the initial one."""
+    network = actor_critic(RECURRENT, VECTOR)
+    assert isinstance(network, RecurrentNetwork)
+    params = random_params(network.init, observation_for(VECTOR, 1))
+    state = tuple(jnp.asarray(np.random.default_rng(9).normal(size=(3, 6)), jnp.float32) for _ in range(2))
+    return network, params, state
+
+
+def test_the_initial_state_is_per_environment():
+    network = actor_critic(RECURRENT, VECTOR)
+    for batch_size in (1, 3):
+        state = network.initial_state(batch_size)
+        assert {(x.shape, x.dtype) for x in jax.tree.leaves(state)} == {((batch_size, 6), jnp.dtype("float32"))}
+
+
+def test_unrolling_equals_stepping(recurrent):
+    network, params, state = recurrent
+    # Two episode ends inside, and one environment whose window begins with an episode.
+    observation, first = observation_for(VECTOR, 5, 3), np.zeros((5, 3), bool)
+    first[[2, 4], 0] = first[0, 1] = True
+    first = jnp.asarray(first)
+    (policies, values), final = jax.jit(network.unroll)(params, observation, first, state)
+    assert (policies.shape, values.shape) == ((5, 3, 4), (5, 3))
+    apply = jax.jit(network.apply)
+    for t in range(5):
+        (policy, value), state = apply(params, observation[t], first[t], state)
+        np.testing.assert_allclose(policies[t], policy, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values[t], value, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), final, state)
+
+
+def test_the_state_restarts_where_an_episode_does(recurrent):
+    network, params, state = recurrent
+    apply = jax.jit(network.apply)
+    observation, first = observation_for(VECTOR, 3), jnp.asarray([True, False, True])
+    restarted, after = apply(params, observation, first, state)
+    fresh, after_fresh = apply(params, observation, first, network.initial_state(3))
+    continued, _ = apply(params, observation, jnp.zeros(3, bool), state)
+    for found, new, old in zip(restarted, fresh, continued, strict=True):
+        np.testing.assert_array_equal(found[::2], new[::2])
+        np.testing.assert_array_equal(found[1], old[1])
+        assert (found[1] != new[1]).any()
+        assert (found[0] != old[0]).any()
+    np.testing.assert_array_equal(after[0][::2], after_fresh[0][::2])
+
+
+def test_nothing_before_an_episode_reaches_it(recurrent):
+    network, params, state = recurrent
+    observation = observation_for(VECTOR, 5, 3)
+    first = jnp.zeros((5, 3), bool).at[3].set(True)
+
+    def later(observation, state):
+        policy, value = network.unroll(params, observation, first, state)[0]
+        return jnp.square(policy[3:]).sum() + value[3:].sum()
+
+    grads = jax.jit(jax.grad(later, (0, 1)))(observation, state)
+    assert (np.asarray(grads[0][:3]) == 0).all()
+    assert (np.asarray(grads[0][3:]) != 0).any()
+    for leaf in jax.tree.leaves(grads[1]):
+        np.testing.assert_array_equal(leaf, 0)
+    # And a garbage state does not either.
+    garbage = jax.tree.map(lambda x: jnp.full_like(x, 1e30), state)
+    clean, dirty = (jax.jit(network.unroll)(params, observation, first, s)[0][1] for s in (state, garbage))
+    np.testing.assert_array_equal(clean[3:], dirty[3:])
+
+
+def test_memory_reaches_forward_within_an_episode(recurrent):
+    network, params, state = recurrent
+    observation, first = observation_for(VECTOR, 5, 3), jnp.zeros((5, 3), bool).at[0].set(True)
+    grads = jax.jit(jax.grad(lambda x: network.unroll(params, x, first, state)[0][1][4].sum()))(observation)
+    assert (np.abs(grads).sum((1, 2)) > 0).all()
