@@ -1,0 +1,95 @@
+"""The tests notice when one token of the mathematics is wrong.
+
+Each row of `MUTATIONS` is made in a copy of the source, and the tests named in the row have to fail there. Where a row
+survives, a test is missing. To cover more code, add rows.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Source file, what it says, what it is made to say, and the tests that have to notice.
+MUTATIONS = [
+    ("ops/advantages.py", "values[1:] - values[:-1]", "values[1:] + values[:-1]", "ops/test_advantages.py"),
+    ("ops/advantages.py", "timestep.last()[1:]", "timestep.last()[:-1]", "ops/test_advantages.py"),
+    ("ops/advantages.py", "timestep.reward[1:]", "timestep.reward[:-1]", "ops/test_advantages.py"),
+    ("ops/advantages.py", "timestep.discount[1:]", "timestep.discount[:-1]", "ops/test_advantages.py"),
+    ("ops/advantages.py", "reverse=True", "reverse=False", "ops/test_advantages.py"),
+    ("types.py", "step_type[:-1] != StepType.LAST", "step_type[1:] != StepType.LAST", "ops/test_advantages.py"),
+    ("ops/distributions.py", "mask | ~mask.any", "mask | mask.any", "ops/test_distributions.py"),
+    ("ops/distributions.py", "jnp.where(legal, logits", "jnp.where(~legal, logits", "ops/test_distributions.py"),
+    ("ops/distributions.py", "- self.log_scale - 0.5", "+ self.log_scale - 0.5", "ops/test_distributions.py"),
+    ("ops/distributions.py", "- sample - jax.nn.softplus", "+ sample - jax.nn.softplus", "ops/test_distributions.py"),
+    ("ops/distributions.py", "(high - low) / 2)", "(high - low) * 2)", "ops/test_distributions.py"),
+    ("ops/distributions.py", "return sample + jnp.asarray", "return sample - jnp.asarray", "ops/test_distributions.py"),
+    ("ops/normalization.py", "(1 - fraction) * old", "(1 + fraction) * old", "ops/test_normalization.py"),
+    ("ops/normalization.py", "seen = count * replicas", "seen = count / replicas", "ops/test_normalization.py"),
+    ("ops/normalization.py", "jnp.where(constant, 0,", "jnp.where(constant, 1,", "ops/test_normalization.py"),
+    ("ops/normalization.py", "jnp.square(kept - mean", "jnp.square(kept + mean", "ops/test_normalization.py"),
+    (
+        "ops/minibatches.py",
+        "gcd(num_minibatches, length)",
+        "gcd(num_minibatches, batch_size)",
+        "ops/test_minibatches.py",
+    ),
+    (
+        "ops/minibatches.py",
+        "jnp.repeat(rows, self.batch_parts",
+        "jnp.repeat(rows, self.time_parts",
+        "ops/test_minibatches.py",
+    ),
+    ("ops/minibatches.py", "samples % num_minibatches", "length % num_minibatches", "ops/test_minibatches.py"),
+    ("parallel.py", "jax.lax.pmean", "jax.lax.psum", "test_parallel.py"),
+    ("parallel.py", "start += leaves[i].size", "start = leaves[i].size", "test_parallel.py"),
+    ("parallel.py", "check_vma=False", "check_vma=True", "test_parallel.py"),
+    ("parallel.py", "axis_index(axis) == 0", "axis_index(axis) == 1", "test_parallel.py"),
+    ("networks/inputs.py", "len(spec.shape) > 1", "len(spec.shape) > 0", "networks/test_inputs.py"),
+    ("networks/torsos.py", "for j in range(self.size)", "for j in range(self.size)[::-1]", "networks/test_torsos.py"),
+    ("networks/actor_critic.py", "first[:, None], 0, s", "~first[:, None], 0, s", "networks/test_actor_critic.py"),
+]
+
+
+def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    """The named tests of the copy in `folder`, on the package of that copy."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{tests}"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def copy_source(folder: Path) -> None:
+    for name in ("podracer", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", sorted({row[-1] for row in MUTATIONS}))
+def test_without_a_mutation_the_tests_pass(tmp_path, tests):
+    copy_source(tmp_path)
+    result = run_tests(tmp_path, tests)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "old", "new", "tests"), MUTATIONS)
+def test_a_mutation_is_noticed(tmp_path, source, old, new, tests):
+    copy_source(tmp_path)
+    path = tmp_path / "podracer" / source
+    text = path.read_text()
+    path.write_text(text.replace(old, new))
+    result = run_tests(tmp_path, tests)
+    # 1: tests were collected and failed. Anything else says that nothing was tested.
+    assert result.returncode == 1, f"{old!r} -> {new!r} in {source} went unnoticed:\n{result.stdout}"
+
+
+@pytest.mark.parametrize(("source", "old", "new", "tests"), MUTATIONS)
+def test_every_mutation_is_one_place_in_todays_source(source, old, new, tests):
+    assert (ROOT / "podracer" / source).read_text().count(old) == 1
+    assert old != new
+    assert (ROOT / "tests" / tests).exists()
