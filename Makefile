@@ -10,7 +10,7 @@ train: $(VENV)/.core
 	$(BIN)/podracer train ppo_breakout_minatar --seed $(SEED)
 
 test: $(VENV)/.test
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadscope
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow
