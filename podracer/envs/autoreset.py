@@ -96,7 +96,7 @@ def _as_dtype(x: Any, dtype: Any) -> jax.Array:
 
 
 def _select(condition: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
         # JAX's check for reused keys takes a key that was selected for a used one.
         data = jnp.where(condition, jax.random.key_data(a), jax.random.key_data(b))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
