@@ -121,13 +121,9 @@ class Anakin:
                 f"per update; at most {_MAX_ROWS_PER_CALL} can be counted"
             )
         self._axis = parallel.axis_name(self.mesh)
-        specs = AnakinState(
-            key=parallel.REPLICATED,
-            updates=parallel.REPLICATED,
-            learner=parallel.REPLICATED,
-            memory=parallel.SHARDED,
-            rollout=parallel.SHARDED,
-        )
+        places: dict[str, Any] = dict.fromkeys(("key", "updates", "learner"), parallel.REPLICATED)
+        places |= dict.fromkeys(("memory", "rollout"), parallel.SHARDED)
+        specs = AnakinState(**places)
         self.shardings = parallel.shardings(self.mesh, specs)
         self._init = jax.jit(
             parallel.run_on_replicas(self._replica_init, self.mesh, (parallel.REPLICATED,), specs),
