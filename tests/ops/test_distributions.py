@@ -90,7 +90,7 @@ def test_multi_categorical_is_the_product_of_its_components():
     spec = MultiDiscreteSpec((2, 3, 4))
     logits = outputs_for(spec, 5)
     parts = [scipy.special.log_softmax(np.asarray(logits[:, a:b]), -1) for a, b in ((0, 2), (2, 5), (5, 9))]
-    sample = np.asarray(draw(spec, logits, 1))[0]
+    sample = np.asarray([[0, 2, 1], [1, 0, 3], [0, 1, 0], [1, 1, 2], [1, 2, 3]], np.int32)
     expected = sum(part[np.arange(5), sample[:, i]] for i, part in enumerate(parts))
     np.testing.assert_allclose(log_prob(spec, logits, jnp.asarray(sample)), expected, rtol=1e-5)
     mode, entropy = mode_and_entropy(spec, logits)
@@ -120,18 +120,22 @@ def test_actions_begin_at_the_start_of_their_space():
     np.testing.assert_allclose(log_prob(spec, jnp.zeros((100, 3), jnp.float32), samples), -np.log(3), rtol=1e-6)
 
 
-@pytest.mark.parametrize("mask", [[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1]])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_illegal_actions_have_probability_zero(mask, scale):
-    spec, legal = DiscreteSpec(4), np.asarray(mask, bool)
+def test_illegal_actions_have_probability_zero(scale):
+    spec = DiscreteSpec(4)
+    legal = np.asarray([[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1]], bool)
     # The network prefers what is illegal.
-    outputs = jnp.asarray(np.where(legal, -scale, scale) + np.asarray(outputs_for(spec)))
-    tiled = jnp.tile(outputs[None], (4, 1)), jnp.arange(4), jnp.tile(jnp.asarray(legal)[None], (4, 1))
-    probabilities = np.exp(log_prob(spec, *tiled))
+    outputs = np.where(legal, -scale, scale).astype(np.float32) + np.asarray(outputs_for(spec, 3))
+    repeated_outputs, repeated_mask = (jnp.asarray(np.repeat(x[:, None], 4, 1)) for x in (outputs, legal))
+    actions = jnp.asarray(np.tile(np.arange(4, dtype=np.int32), (3, 1)))
+    probabilities = np.exp(log_prob(spec, repeated_outputs, actions, repeated_mask))
     assert (probabilities[~legal] == 0).all()
-    assert probabilities.sum() == pytest.approx(1, abs=1e-5)
-    assert legal[np.asarray(draw(spec, outputs, 500, jnp.asarray(legal)))].all()
-    assert legal[mode_and_entropy(spec, outputs, jnp.asarray(legal))[0]]
+    np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
+    samples = np.asarray(draw(spec, jnp.asarray(outputs), 500, jnp.asarray(legal)))
+    modes = np.asarray(mode_and_entropy(spec, jnp.asarray(outputs), jnp.asarray(legal))[0])
+    for i in range(3):
+        assert legal[i, samples[:, i]].all()
+        assert legal[i, modes[i]]
 
 
 def test_masks_of_components_lie_side_by_side():
@@ -142,8 +146,7 @@ def test_masks_of_components_lie_side_by_side():
     assert set(samples[:, 0]) == {0}
     assert set(samples[:, 1]) == {1, 2}
     pairs = jnp.asarray([(i, j) for i in range(2) for j in range(3)])
-    tiled = (jnp.tile(x[None], (6, 1)) for x in (outputs, mask))
-    tiled_outputs, tiled_mask = tiled
+    tiled_outputs, tiled_mask = (jnp.asarray(np.tile(x, (6, 1))) for x in (outputs, mask))
     probabilities = np.exp(log_prob(spec, tiled_outputs, pairs, tiled_mask))
     second = scipy.special.softmax([0.0, 1.0])
     np.testing.assert_allclose(probabilities, [0, *second, 0, 0, 0], rtol=1e-6)
@@ -209,7 +212,7 @@ def test_tanh_normal_density_is_that_of_the_action(name):
     sample = np.linspace(-9, 9, 20_001)
     action = low + (high - low) * (np.tanh(sample) + 1) / 2
     for loc, log_scale in ((0.0, -1.0), (0.7, 0.0), (-1.0, 0.5)):
-        outputs = jnp.tile(jnp.asarray([[loc, log_scale]], jnp.float32), (len(action), 1))
+        outputs = jnp.asarray(np.tile(np.float32([loc, log_scale]), (len(action), 1)))
         density = np.exp(log_prob(spec, outputs, jnp.asarray(sample, jnp.float32)[:, None]))
         assert np.trapezoid(density, action) == pytest.approx(1, abs=1e-3)
         # Probability of an interval, against the normal that was squashed.

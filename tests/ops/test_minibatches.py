@@ -77,7 +77,7 @@ def test_sequences_keep_time_whole(length, batch_size, num):
     numbers = sample_numbers(length, batch_size)
     parts = take_each(grid, numbers, rows, columns)
     # What belongs to an environment and not to a step has to go to the same minibatch.
-    states = jax.vmap(grid.take_columns, (None, 0))(jnp.asarray(numbers[0]), columns)
+    states = jax.jit(jax.vmap(grid.take_columns, (None, 0)))(jnp.asarray(numbers[0]), columns)
     assert parts.shape == (num, length, batch_size // num)
     for part, state, chosen in zip(parts, states, np.asarray(columns), strict=True):
         np.testing.assert_array_equal(part, numbers[:, chosen])
