@@ -6,21 +6,23 @@ Exit codes: 0 done, 2 bad input, 130 on Ctrl-C after a checkpoint was saved, 1 o
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 import podracer
 from podracer.envs.names import unknown_name
+from podracer.interrupts import exits_within
 
 Arguments = TypeVar("Arguments")
+
+_PATIENCE = 5.0  # Seconds from Ctrl-C to the end of the process, where there is nothing to save.
 
 
 class UsageError(ValueError):
@@ -31,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
+        with exits_within(_PATIENCE):
+            code = _dispatch(arguments)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader of a pipe such as `podracer list envs | head` has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("PODRACER_TRACEBACK"):
             traceback.print_exc()
-        _print_error(f"{type(error).__name__}: {error}" if not isinstance(error, FloatingPointError) else error)
+        if isinstance(error, FloatingPointError):
+            _print_error(error)
+        else:
+            _print_error(f"{type(error).__name__}: {error} (PODRACER_TRACEBACK=1 shows where)")
         code = 1
     sys.exit(code)
 
@@ -84,23 +91,32 @@ def _train(arguments: list[str]) -> int:
         wandb_project: str | None = None
         """Log to this project of Weights & Biases as well."""
 
-    if not arguments or arguments[0].startswith("-"):
-        if arguments and arguments[0] in ("--help", "-h"):
-            print(f"usage: podracer train EXPERIMENT [options]\n\nexperiments: {', '.join(experiments.names())}")
-            print("\n`podracer train EXPERIMENT --help` lists the options.")
-            return 0
-        raise UsageError(f"train needs the name of an experiment: {', '.join(experiments.names())}")
-    default = experiments.get(arguments[0])
-    if "--resume" in arguments:
+    arguments = _normalized(arguments)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name, options = (arguments[0], arguments[1:]) if named else (None, arguments)
+    if "--resume" in options:
         # What is resumed is the run as it was configured, with the same options to change it as a new one.
-        run_dir = _option(arguments, "--run-dir")
+        run_dir = _option(options, "--run-dir")
         if run_dir is None:
             raise UsageError("--resume needs --run-dir, the run to go on with")
         default = RunDirectory.existing(run_dir).experiment()
-        if default.name != arguments[0]:
-            raise ValueError(f"{run_dir} is a run of {default.name}, not of {arguments[0]}")
-    parsed = _parse(Train, arguments[1:], f"podracer train {arguments[0]}", Train(default))
-    return _run(parsed.experiment, parsed)
+        if name is not None and name != default.name:
+            raise ValueError(f"{run_dir} is a run of {default.name}, not of {name}")
+    elif name is not None:
+        default = experiments.get(name)
+    elif options and options[0] in ("--help", "-h"):
+        print(f"usage: podracer train EXPERIMENT [options]\n\nexperiments: {', '.join(experiments.names())}")
+        print("\n`podracer train EXPERIMENT --help` lists the options.")
+        return 0
+    else:
+        raise UsageError(f"train begins with the name of an experiment: {', '.join(experiments.names())}")
+    # Tyro would make an option of each of the default's parameters, and take no others.
+    without_parameters = dataclasses.replace(default, env_parameters={})
+    parsed = _parse(Train, options, f"podracer train {default.name}", Train(without_parameters))
+    experiment = parsed.experiment
+    if experiment.env == default.env and _option(options, "--env-parameters") is None:
+        experiment = dataclasses.replace(experiment, env_parameters=default.env_parameters)
+    return _run(experiment, parsed)
 
 
 def _resume(arguments: list[str]) -> int:
@@ -146,6 +162,7 @@ def _run(experiment: Any, options: Any) -> int:
 def _evaluate(arguments: list[str]) -> int:
     """evaluate RUN: play greedy episodes with a run's newest checkpoint."""
     from podracer.evaluate import evaluate
+    from podracer.run_directory import json_text
     from podracer.training import evaluation_key, load_policy
 
     @dataclasses.dataclass(frozen=True)
@@ -160,17 +177,13 @@ def _evaluate(arguments: list[str]) -> int:
     loaded = load_policy(parsed.run_dir, report=_print_error)
     key = evaluation_key(loaded.experiment, loaded.updates)
     result = evaluate(loaded.agent, loaded.environment, loaded.params, key, parsed.episodes)
-    summary = {"experiment": loaded.experiment.name, "updates": loaded.updates, **result.summary()}
     if result.unfinished:
         _print_error(f"{result.unfinished} episodes did not end and are left out")
     if parsed.json:
-        print(json.dumps(summary))
+        print(json_text({"experiment": loaded.experiment.name, "updates": loaded.updates, **result.summary()}))
     else:
-        print(
-            f"{summary['experiment']} after {summary['updates']} updates: return {summary['mean']:.4g} "
-            f"+- {summary['std']:.3g} ({summary['min']:.4g} to {summary['max']:.4g}, {summary['episodes']} episodes)"
-        )
-    return 0
+        print(f"{loaded.experiment.name} after {loaded.updates} updates: {result}")
+    return 0 if len(result.returns) else 1
 
 
 def _record(arguments: list[str]) -> int:
@@ -190,7 +203,7 @@ def _record(arguments: list[str]) -> int:
 
     parsed = _parse(Record, arguments, "podracer record")
     loaded = load_policy(parsed.run_dir, report=_print_error)
-    key = evaluation_key(loaded.experiment, loaded.updates)
+    key = evaluation_key(loaded.experiment, loaded.updates, recording=True)
     frames, episode_return = record(loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps)
     path = save_gif(frames, parsed.out or RunDirectory(parsed.run_dir).episode)
     print(f"{path}: return {episode_return:.4g}")
@@ -273,28 +286,58 @@ def _parse(kind: type[Arguments], arguments: list[str], prog: str, default: Argu
     Raises:
         ValueError: The arguments do not fit.
     """
-    config = (tyro.conf.AvoidSubcommands,)
-    arguments = [
-        _SHORT.get(name, name) + equals + value for name, equals, value in (a.partition("=") for a in arguments)
-    ]
+    settings: dict[str, Any] = {} if default is None else {"default": default}
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            if default is None:
-                return tyro.cli(kind, args=arguments, prog=prog, config=config)
-            return tyro.cli(kind, args=arguments, prog=prog, config=config, default=default)
+            parsed, unknown = tyro.cli(
+                kind,
+                args=_normalized(arguments),
+                prog=prog,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+                **settings,
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
         raise UsageError(_one_line(captured.getvalue())) from None
+    if unknown:
+        option = next((token for token in unknown if token.startswith("-")), None)
+        if option is None:
+            raise UsageError(f"{prog.partition(' ')[2]} takes no argument {unknown[0]!r}")
+        raise unknown_name("option", option.partition("=")[0], [*_options(default or kind), *_SHORT])
+    return parsed
+
+
+def _options(fields_of: Any, prefix: str = "--") -> Iterator[str]:
+    """The names of the options that the fields of a dataclass are."""
+    for field in dataclasses.fields(fields_of):
+        name = prefix + field.name.replace("_", "-")
+        value = getattr(fields_of, field.name, None)
+        if dataclasses.is_dataclass(value):  # The experiment's own have no prefix.
+            yield from _options(value, prefix if field.name == "experiment" else f"{name}.")
+        else:
+            yield name
+
+
+def _normalized(arguments: list[str]) -> list[str]:
+    """Options with hyphens and in full."""
+    split = [argument.partition("=") for argument in arguments]
+    names = [name.replace("_", "-") if name.startswith("--") else name for name, _, _ in split]
+    return [_SHORT.get(name, name) + equals + value for name, (_, equals, value) in zip(names, split, strict=True)]
 
 
 def _one_line(text: str) -> str:
-    """What a box of tyro's says, without its frame, its title and its help."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    text = " ".join(re.sub(r"[\u2500-\u257f]+", " ", text).split())
-    text = re.split(r" Argument helptext:| For full helptext", text)[0]
-    return re.sub(r"^(Value error Error|Unrecognized options (?=Unrecognized)|Required options )", "", text).strip()
+    """What a box of tyro's says, between the title in its frame and the rule above its help."""
+    said: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]:
+        line = re.sub(r"^[\s\u2500-\u257f]+|[\s\u2500-\u257f]+$", "", line)
+        if line.strip("-"):  # Where the terminal is of ASCII there is a rule below the title too.
+            said += line.split()
+        elif said:
+            break
+    return re.sub(r"^Error parsing (experiment(\.\w+)*: )?", "", " ".join(said))
 
 
 def _option(arguments: list[str], name: str) -> str | None:

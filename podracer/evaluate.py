@@ -1,6 +1,7 @@
 """Whole episodes with a fixed policy: how good it is, and what it looks like."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +33,22 @@ class Evaluation:
     unfinished: int = 0
 
     def summary(self) -> dict[str, float | int]:
-        """Mean, standard deviation, extremes and number of the returns."""
-        returns = self.returns
+        """Mean, standard deviation, extremes and number of the returns. NaN where no episode ended."""
+        returns = self.returns if len(self.returns) else np.array([math.nan])
         return {
             "mean": float(returns.mean()),
             "std": float(returns.std()),
             "min": float(returns.min()),
             "max": float(returns.max()),
-            "episodes": len(returns),
+            "episodes": len(self.returns),
         }
+
+    def __str__(self) -> str:
+        figures = self.summary()
+        return (
+            f"return {figures['mean']:.4g} +- {figures['std']:.3g} "
+            f"({figures['min']:.4g} to {figures['max']:.4g}) over {figures['episodes']} greedy episodes"
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -76,10 +84,12 @@ def evaluate(
         max_steps: Per episode.
 
     Raises:
-        ValueError: `num_episodes` is below 1, or no episode ended within `max_steps`.
+        ValueError: `num_episodes` or `max_steps` is below 1.
     """
     if num_episodes < 1:
         raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
+    if max_steps < 1:
+        raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
     stream = Autoreset(environment)
     reset_key, act_key, environment_key = jax.random.split(key, 3)
     environment_keys = jax.random.split(environment_key, num_episodes)
@@ -116,8 +126,6 @@ def evaluate(
     while not bool(progress.done.all()) and int(progress.steps) < max_steps:
         progress = play(progress, actor_params)
     done = np.asarray(progress.done)
-    if not done.any():
-        raise ValueError(f"none of {num_episodes} episodes ended within {max_steps} steps")
     returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
     return Evaluation(returns, lengths, int((~done).sum()))
 
@@ -125,7 +133,13 @@ def evaluate(
 def record(
     agent: Agent, environment: Environment, actor_params: PyTree, key: jax.Array, *, max_steps: int = 1000
 ) -> tuple[list[UInt8[np.ndarray, "H W 3"]], float]:
-    """One episode as pictures: a frame per timestep and the episode's return, cut at `max_steps`."""
+    """One episode as pictures: a frame per timestep and the episode's return, cut at `max_steps`.
+
+    Raises:
+        ValueError: `max_steps` is below 1.
+    """
+    if max_steps < 1:
+        raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
     stream = Autoreset(environment)
     reset_key, act_key, environment_key = jax.random.split(key, 3)
     rollout = start_rollout(agent, stream, reset_key[None])

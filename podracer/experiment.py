@@ -1,10 +1,13 @@
 """An experiment: everything a run is a function of."""
 
+import builtins
 import contextlib
 import dataclasses
 import math
 import os
 import pathlib
+import types
+import typing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -25,6 +28,9 @@ _ROWS_PER_CPU_DEVICE = 2048
 # A call of the compiled program should end often enough for progress, checkpoints and Ctrl-C.
 _ROWS_PER_WINDOW = 2**18
 _WINDOWS_PER_RUN = 200
+# What the compiled program counts in 32 bits: the rows of a window, and the updates of a run.
+_MAX_ROWS_PER_WINDOW = 2**30
+_MAX_UPDATES = 2**31 - 1
 
 
 class AgentConfig(Protocol):
@@ -65,7 +71,8 @@ class Experiment:
         name: What summaries and plots call it.
         env: An id of `podracer.envs.make`.
         agent: The agent's configuration.
-        env_parameters: Keyword parameters of the environment.
+        env_parameters: Keyword parameters of the environment. On the command line, `--env-parameters NAME VALUE ...`
+            replaces all of them, and `--env` with another environment drops them.
         architecture: How acting and learning run.
         seed: Of everything random.
         total_steps: Environment steps, rounded down to whole updates of `num_envs x rollout_length`. Rows on which an
@@ -93,16 +100,29 @@ class Experiment:
     def __post_init__(self) -> None:
         if not hasattr(self.agent, "make"):
             raise ValueError(f"agent is {self.agent!r}; a configuration such as podracer.agents.PPOConfig is needed")
-        for name in ("updates_per_window", "devices", "evaluation_episodes"):
+        for name in ("seed", "total_steps", "devices", "updates_per_window", "evaluation_episodes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if not (_fits(value, int) or (value is None and name in ("devices", "updates_per_window"))):
+                raise ValueError(f"{name} is {value!r}; it must be an integer")
+            if value is not None and value < 1 and name not in ("seed", "total_steps"):
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it must be within [0, 2^32)")
+        size = (
+            f"{self.architecture.num_envs} environments x {self.architecture.rollout_length} steps "
+            f"= {self.steps_per_update:,}"
+        )
         if self.total_steps < self.steps_per_update:
+            raise ValueError(f"total_steps is {self.total_steps}, less than one update of {size}")
+        if self.num_updates > _MAX_UPDATES:
             raise ValueError(
-                f"total_steps is {self.total_steps}, less than one update of {self.architecture.num_envs} environments "
-                f"x {self.architecture.rollout_length} steps = {self.steps_per_update}"
+                f"total_steps is {self.total_steps:,}, which makes {self.num_updates:,} updates of {size}; at most "
+                f"{_MAX_UPDATES:,} are counted"
+            )
+        if self.window * self.steps_per_update > _MAX_ROWS_PER_WINDOW:
+            raise ValueError(
+                f"{self.window:,} update{'s' * (self.window > 1)} of {size} are too many for one call of the compiled "
+                f"program, which counts to {_MAX_ROWS_PER_WINDOW:,}"
             )
 
     @property
@@ -141,9 +161,9 @@ class Experiment:
         Raises:
             ValueError: Anything that cannot run, before anything is compiled.
         """
-        devices = self._choose_devices()  # First: making an environment may start JAX.
+        self._ask_for_cpu_devices()  # First: making an environment may start JAX.
         environment, agent = self.make()
-        return Anakin(agent, environment, self.architecture, devices)
+        return Anakin(agent, environment, self.architecture, self._choose_devices())
 
     def run(
         self,
@@ -152,11 +172,12 @@ class Experiment:
         resume: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
+        wandb_project: str | None = None,
     ) -> "Result":
         """Trains, evaluates, and leaves everything in a run directory; see `podracer.training.train`."""
         from podracer.training import train
 
-        return train(self, run_dir, resume=resume, overwrite=overwrite, quiet=quiet)
+        return train(self, run_dir, resume=resume, overwrite=overwrite, quiet=quiet, wandb_project=wandb_project)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. The agent and the architecture are tagged with their registered names."""
@@ -171,20 +192,22 @@ class Experiment:
         Raises:
             ValueError: A field or the agent is unknown, or a value is of the wrong type or out of range.
         """
-        values = dict(values)
-        agent = dict(values.pop("agent", {}))
+        if not isinstance(values, dict) or not isinstance(values.get("agent"), dict):
+            raise ValueError("an experiment is an object with an agent, which is one with a name")
+        agent = dict(values["agent"])
         config = registry.config_class(agent.pop("name", ""))()
-        default = cls(name="", env="", agent=config, total_steps=2**62)
-        return _replace(default, {**values, "agent": agent}, "")
+        return _replace(cls(name="", env="", agent=config), {**values, "agent": agent}, "")
 
-    def _choose_devices(self) -> list[jax.Device]:
-        """The devices to use. On a CPU it first asks JAX for one device per core, if JAX has not started yet."""
-        num_envs = self.architecture.num_envs
-        if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    def _ask_for_cpu_devices(self) -> None:
+        """Has JAX make a CPU device per core, unless it runs already or was told how many to make."""
+        is_told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+        if not is_told and "JAX_NUM_CPU_DEVICES" not in os.environ:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             # Refused where JAX runs already, with as many devices as it was started with.
             with contextlib.suppress(RuntimeError):
                 jax.config.update("jax_num_cpu_devices", max(cores, self.devices or 1))
+
+    def _choose_devices(self) -> list[jax.Device]:
         available = jax.devices()
         if self.devices is not None:
             if self.devices > len(available):
@@ -193,20 +216,46 @@ class Experiment:
         if available[0].platform != "cpu":
             return available
         most = min(len(available), max(1, self.steps_per_update // _ROWS_PER_CPU_DEVICE))
-        return available[: next(n for n in range(most, 0, -1) if num_envs % n == 0)]
+        return available[: next(n for n in range(most, 0, -1) if self.architecture.num_envs % n == 0)]
 
 
 def _replace(default: Any, values: dict[str, Any], where: str) -> Any:
     """A dataclass with some fields from JSON, nested ones included."""
-    fields = {field.name for field in dataclasses.fields(default)}
+    fields = {field.name: field for field in dataclasses.fields(default)}
     changes = {}
     for name, value in values.items():
         if name not in fields:
             raise unknown_name("field", where + name, [where + field for field in fields])
         current = getattr(default, name)
-        if dataclasses.is_dataclass(current):
+        if dataclasses.is_dataclass(current) and isinstance(value, dict):
             value = _replace(current, value, f"{where}{name}.")
+        elif dataclasses.is_dataclass(current) or not _fits(value, fields[name].type):
+            raise ValueError(f"{where}{name} is {value!r}, which is of the wrong type")
         elif isinstance(value, list):
             value = tuple(value)
         changes[name] = value
     return dataclasses.replace(default, **changes)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of a type, as far as the type says what that is."""
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint) or hint:
+        case typing.Union | types.UnionType:
+            return any(_fits(value, choice) for choice in arguments)
+        case typing.Literal:
+            return value in arguments
+        case typing.Any:
+            return True
+        case builtins.tuple:
+            return isinstance(value, list | tuple) and all(_fits(x, kind) for x in value for kind in arguments[:1])
+        case builtins.dict:
+            values = value.values() if isinstance(value, dict) else ()
+            return isinstance(value, dict) and all(_fits(x, kind) for x in values for kind in arguments[1:])
+        case builtins.float:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case builtins.int:
+            return isinstance(value, int) and not isinstance(value, bool)
+        case type() as kind:
+            return isinstance(value, kind)
+    return True

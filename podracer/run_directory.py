@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 import shutil
 from typing import Any
@@ -49,8 +50,11 @@ class RunDirectory:
 
     @classmethod
     def default(cls, experiment: Experiment) -> "RunDirectory":
-        """A new place under `runs/`, named by experiment, seed and time."""
-        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        """A new place under `runs/`, named by experiment, seed and time.
+
+        Microseconds, because a script may start many runs at once.
+        """
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         return cls(pathlib.Path("runs") / f"{experiment.name}-seed{experiment.seed}-{now}")
 
     @classmethod
@@ -65,22 +69,56 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run directory: it has no config.json")
         return directory
 
-    def create(self, experiment: Experiment, *, overwrite: bool) -> None:
-        """Makes the directory with its `config.json`.
+    def check_free(self, *, overwrite: bool) -> None:
+        """Whether a new run may begin here.
 
         Raises:
             ValueError: Something is there already and may not be overwritten.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a run needs a directory")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            if not overwrite:
-                raise ValueError(f"{self.path} is not empty; choose another run directory, or --resume or --overwrite")
-            if not self.config.is_file():
-                raise ValueError(f"{self.path} is not empty and not a run directory; it will not be overwritten")
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.config, experiment.to_dict())
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            return
+        if not overwrite:
+            raise ValueError(f"{self.path} is not empty; choose another run directory, or --resume or --overwrite")
+        if not self.config.is_file():
+            raise ValueError(f"{self.path} is not empty and not a run directory; it will not be overwritten")
+        self.experiment()  # A config.json of something else is no run's.
+
+    def create(self, experiment: Experiment, *, overwrite: bool) -> None:
+        """Makes the directory with its `config.json`.
+
+        Of a run that is overwritten, what a run leaves is removed, and nothing else that lies beside it.
+
+        Raises:
+            ValueError: Something is there already and may not be overwritten, or the directory cannot be made.
+        """
+        self.check_free(overwrite=overwrite)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for file in (self.metrics, self.curve, self.episode, self.summary):
+                file.unlink(missing_ok=True)
+            for directory in (self.tensorboard, self.checkpoints):
+                if directory.exists():
+                    shutil.rmtree(directory)
+            write_json(self.config, experiment.to_dict())
+        except OSError as error:
+            raise ValueError(f"cannot make the run directory {self.path}: {error.strerror}") from error
+
+    def check_same(self, experiment: Experiment) -> None:
+        """Whether the run is of this experiment, so that it may be resumed as it.
+
+        Raises:
+            ValueError: It is of another; the fields are named.
+        """
+        own, other = _flat(identity(self.experiment())), _flat(identity(experiment))
+        differing = [
+            f"{name} was {own.get(name)!r} and is {other.get(name)!r}"
+            for name in sorted(own.keys() | other.keys())
+            if own.get(name) != other.get(name)
+        ]
+        if differing:
+            raise ValueError(f"{self.path} is a run of another experiment: {', '.join(differing)}")
 
     def experiment(self) -> Experiment:
         """The experiment that the run is of.
@@ -102,5 +140,24 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 def write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
     """Writes a file that is whole or not there."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    temporary.write_text(json_text(values, indent=2) + "\n")
     temporary.replace(path)
+
+
+def json_text(values: dict[str, Any], *, indent: int | None = None) -> str:
+    """Strict JSON, which has no NaN and no infinity: both become null."""
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"agent": {"discount": 0.9}}` as `{"agent.discount": 0.9}`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

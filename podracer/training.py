@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from podracer import plotting
@@ -18,8 +17,10 @@ from podracer.agent import Agent
 from podracer.anakin import Anakin, AnakinState, Window, summarize
 from podracer.checkpoint import Checkpointer
 from podracer.envs.base import Environment
+from podracer.envs.packages import import_package
 from podracer.evaluate import Evaluation, evaluate, record
 from podracer.experiment import Experiment
+from podracer.interrupts import interrupted_between_steps
 from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
 from podracer.recording import save_gif
@@ -61,7 +62,8 @@ def train(
         experiment: What to run.
         run_dir: Where to leave `config.json`, `metrics.jsonl`, TensorBoard events, checkpoints, `curve.png`,
             `episode.gif` and `summary.json`; a new directory under `runs/` by default.
-        resume: Go on from the newest readable checkpoint in `run_dir`, which must be of the same experiment.
+        resume: Go on from the newest readable checkpoint in `run_dir`, which must be of the same experiment. Of a run
+            that is finished nothing is trained; its evaluation, curve, episode and summary are made afresh.
         overwrite: Remove an earlier run in `run_dir`.
         quiet: Show nothing but warnings.
         wandb_project: Log to this project of Weights & Biases as well.
@@ -72,18 +74,26 @@ def train(
         RuntimeError: Something else went wrong after training had started.
         KeyboardInterrupt: After a checkpoint was saved. A second Ctrl-C does not wait for it.
     """
-    anakin = experiment.make_anakin()
     if resume:
-        if run_dir is None:
-            raise ValueError("to resume a run, name its run directory")
+        if run_dir is None or overwrite:
+            raise ValueError("to resume a run, name its run directory, which is not to be overwritten")
         directory = RunDirectory.existing(run_dir)
+        directory.check_same(experiment)
     else:
         directory = RunDirectory.default(experiment) if run_dir is None else RunDirectory(pathlib.Path(run_dir))
+        directory.check_free(overwrite=overwrite)
+        experiment.to_dict()  # What could not be saved and resumed is refused before anything is written.
+    if wandb_project is not None:
+        import_package("wandb")
+    anakin = experiment.make_anakin()
+    if not resume:
         directory.create(experiment, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
         run = _Run(experiment, anakin, directory, quiet, wandb_project, stack)
-        run.start(resume=resume)
+        if resume:
+            run.restore()
         try:
+            run.start()
             run.train()
             return run.finish()
         except ValueError as error:
@@ -116,10 +126,14 @@ class _Run:
     ) -> None:
         self.experiment, self.anakin, self.directory = experiment, anakin, directory
         self.quiet, self.wandb_project, self.stack = quiet, wandb_project, stack
-        self.progress = Progress(experiment.total_steps, quiet=quiet)
-        stack.callback(lambda: self.progress.close())
         self.began = time.perf_counter()
+        self.progress = self._progress(0)
+        stack.callback(lambda: self.progress.close())
         self.counters = _Counters()
+        self.resumed_at: int | None = None
+        self.state: AnakinState
+        self.is_restored = self.is_nonfinite = False
+        self.errors: list[Exception] = []
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=experiment.checkpoints.keep_last,
@@ -128,56 +142,73 @@ class _Run:
             report=self._warn,
         )
         stack.callback(self.checkpointer.close)
-        self.metrics = JsonlLogger(directory.metrics, report=self._warn)
         self.loggers: list[Logger] = []
-        self.errors: list[Exception] = []
 
-    def start(self, *, resume: bool) -> None:
-        """Compiles, and makes or restores the state."""
-        experiment, anakin = self.experiment, self.anakin
+    def restore(self) -> None:
+        """Takes the state from the newest checkpoint, if there is one.
+
+        Raises:
+            ValueError: None of those that there are can be read.
+        """
+        self.resumed_at = 0
+        if not self.checkpointer.updates():
+            self._warn(f"{self.directory.path} has no checkpoint yet; starting from the beginning")
+            return
+        restored = self.checkpointer.restore(_shapes(self.anakin))
+        self.state, self.is_restored = restored.state, True
+        self.counters = _Counters(**restored.metadata)
+        self.resumed_at = self.counters.env_steps
+        self.progress = self._progress(self.counters.updates)
+        self.progress.message(f"resumed at update {self.counters.updates}, {self.counters.env_steps:,} steps")
+
+    def start(self) -> None:
+        """Opens the logs, compiles, and makes the state if it was not restored."""
+        experiment, anakin, counters = self.experiment, self.anakin, self.counters
+        self._open_loggers()
         devices = anakin.mesh.size
         planned = experiment.num_updates * experiment.steps_per_update
         rounded = "" if planned == experiment.total_steps else f" (of {experiment.total_steps:,} asked for)"
         self.progress.message(
             f"{experiment.name}: {planned:,} steps{rounded} in {experiment.num_updates} updates of "
             f"{experiment.architecture.num_envs} environments x {experiment.architecture.rollout_length} steps "
-            f"on {devices} {jax.devices()[0].platform.upper()} device{'s' * (devices > 1)}"
+            f"on {devices} {anakin.mesh.devices.flat[0].platform.upper()} device{'s' * (devices > 1)}"
         )
+        if counters.updates == experiment.num_updates:
+            return
         with self.progress.phase("compiling", "compiled") as phase:
             anakin.compile()
-            self.state = anakin.init(experiment.seed)
-        if resume:
-            self._restore()
-        self.counters.compile_seconds += phase.seconds
-        self.resumed_at = dataclasses.replace(self.counters)
-        self._open_loggers()
+            if not self.is_restored:
+                self.state = anakin.init(experiment.seed)
+        counters.compile_seconds += phase.seconds
 
     def train(self) -> None:
         """All updates that are left. One window is read while the next is computed."""
         experiment, counters = self.experiment, self.counters
+        interval = experiment.checkpoint_interval
         self.window_began = time.perf_counter()
         pending: tuple[int, Window] | None = None
-        updates = counters.updates
-        best_known: float | None = None
-        with _interruptible() as interrupted:
+        updates = started_at = counters.updates
+        score: float | None = None
+        with interrupted_between_steps() as interrupted:
             while updates < experiment.num_updates and not interrupted.is_set():
                 number = min(experiment.window, experiment.num_updates - updates)
                 self.state, window = self.anakin.run(self.state, number)
                 if pending is not None:
-                    best_known = self._read(*pending)
+                    score = self._read(*pending)
                 updates += number
                 pending = updates, window
-                interval = experiment.checkpoint_interval
-                if interval and updates % interval == 0 and updates < experiment.num_updates:
-                    best_known, pending = self._read(*pending), None
-                    self._save(best_known)
+                # Whole intervals that were passed, and not multiples: a resumed run may have other windows.
+                is_due = interval and updates // interval > (updates - number) // interval
+                if is_due and updates < experiment.num_updates:
+                    score, pending = self._read(*pending), None
+                    self._save(score)
             if pending is not None:
-                best_known = self._read(*pending)
-            if counters.updates > self.resumed_at.updates:
-                self._save(best_known)
+                score = self._read(*pending)
+            if updates > started_at:
+                self._save(score)
             self.checkpointer.wait()
             if interrupted.is_set():
-                raise KeyboardInterrupt
+                self._warn(f"stopped after update {updates}; `podracer resume {self.directory.path}` goes on")
 
     def finish(self) -> Result:
         """Evaluates, and leaves the summary, the curve and an episode."""
@@ -201,47 +232,46 @@ class _Run:
             "wall_seconds": self._wall_seconds(),
             "evaluation": evaluation.summary(),
         }
-        with self._writing():
-            write_json(self.directory.summary, summary)
-            plotting.plot_curves([self.directory.path], self.directory.curve)
-        with self._writing():
+        directory = self.directory
+        with self._writing(directory.summary):
+            write_json(directory.summary, summary)
+        with self._writing(directory.curve):
+            try:
+                plotting.plot_curves([directory.path], directory.curve)
+            except ValueError as error:
+                self.progress.message(f"no curve: {error}")
+        with self._writing(directory.episode):
+            key = evaluation_key(experiment, counters.updates, recording=True)
             frames, _ = record(self.anakin.agent, self.anakin.environment.environment, params, key)
-            save_gif(frames, self.directory.episode)
-        figures = summary["evaluation"]
+            save_gif(frames, directory.episode)
         self.progress.message(
-            f"return {figures['mean']:.4g} +- {figures['std']:.3g} over {figures['episodes']} greedy episodes, "
-            f"{summary['steps_per_second']:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all"
+            f"{evaluation}, {summary['steps_per_second']:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all"
         )
-        for path in (self.directory.curve, self.directory.episode, self.directory.summary):
+        for path in (directory.curve, directory.episode, directory.summary):
             if path.exists():
                 self.progress.message(f"  {path}")
-        errors = (*self.errors, *self.checkpointer.errors, *self.metrics.errors)
-        return Result(self.directory.path, summary, evaluation, self.state, errors)
+        logged = [error for logger in self.loggers for error in getattr(logger, "errors", ())]
+        errors = (*self.checkpointer.errors, *logged, *self.errors)
+        return Result(directory.path, summary, evaluation, self.state, errors)
 
-    def _restore(self) -> None:
-        if not self.checkpointer.updates():
-            self._warn(f"{self.directory.path} has no checkpoint yet; starting from the beginning")
-            self.metrics.truncate_after(0)
-            return
-        restored = self.checkpointer.restore(self.state)
-        self.state = restored.state
-        self.counters = _Counters(**restored.metadata)
-        self.metrics.truncate_after(self.counters.updates)
-        self.progress = Progress(self.experiment.total_steps, initial_steps=self.counters.env_steps, quiet=self.quiet)
-        self.progress.message(f"resumed at update {self.counters.updates}, {self.counters.env_steps:,} steps")
+    def _progress(self, updates: int) -> Progress:
+        # In rows of the plan: the steps among them are not known before the last episode has ended.
+        rows = self.experiment.steps_per_update
+        return Progress(self.experiment.num_updates * rows, initial_steps=updates * rows, quiet=self.quiet)
 
     def _open_loggers(self) -> None:
-        counters = self.counters
-        resumed_at = counters.env_steps if counters.updates else None
-        self.loggers = [
-            self.metrics,
-            TensorBoardLogger(self.directory.tensorboard, resumed_at=resumed_at, report=self._warn),
-        ]
-        if self.wandb_project is not None:
-            config = self.experiment.to_dict()
-            self.loggers.append(WandbLogger(self.wandb_project, config=config, directory=self.directory.path))
-        for logger in self.loggers:
+        def opened(logger: Any) -> Any:
             self.stack.callback(logger.close)
+            self.loggers.append(logger)
+            return logger
+
+        directory = self.directory
+        metrics = opened(JsonlLogger(directory.metrics, report=self._warn))
+        if self.resumed_at is not None:
+            metrics.truncate_after(self.counters.updates)
+        opened(TensorBoardLogger(directory.tensorboard, resumed_at=self.resumed_at, report=self._warn))
+        if self.wandb_project is not None:
+            opened(WandbLogger(self.wandb_project, config=self.experiment.to_dict(), directory=directory.path))
 
     def _read(self, updates: int, window: Window) -> float | None:
         """Waits for a window, then logs it. Returns the mean return of its episodes, None if none ended."""
@@ -250,10 +280,13 @@ class _Run:
             metrics = summarize(window)
         except FloatingPointError as error:
             if self.experiment.stop_on_nonfinite:
+                self.checkpointer.wait()
                 saved = self.checkpointer.updates()
                 kept = f"the last checkpoint is of update {saved[-1]}" if saved else "there is no checkpoint"
                 raise FloatingPointError(f"{error}; {kept}") from None
-            self._warn(str(error))
+            if not self.is_nonfinite:  # Once: what is NaN tends to stay NaN.
+                self._warn(f"{error}; going on")
+            self.is_nonfinite = True
             metrics = summarize(window, allow_nonfinite=True)
         now = time.perf_counter()
         seconds, self.window_began = now - self.window_began, now
@@ -269,7 +302,7 @@ class _Run:
         }
         for logger in self.loggers:
             logger.write(line)
-        self.progress.update(counters.env_steps, line)
+        self.progress.update(updates * self.experiment.steps_per_update, line)
         value = metrics["episode_return"]
         return None if math.isnan(value) else value
 
@@ -287,13 +320,23 @@ class _Run:
         self.progress.warn(text)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, path: pathlib.Path) -> Iterator[None]:
         """A file that cannot be written must not cost the ones after it."""
         try:
             yield
         except OSError as error:
             self.errors.append(error)
-            self._warn(f"could not write: {error}")
+            self._warn(f"could not write {path}: {error.strerror or error}")
+
+
+def _shapes(anakin: Anakin) -> AnakinState:
+    """The state without its values, to restore into: making one would cost a compilation."""
+    shapes = jax.eval_shape(anakin.init, jax.eval_shape(lambda: jax.random.key(0)))
+
+    def placed(sharding: NamedSharding, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
+
+    return jax.tree.map(placed, anakin.shardings, shapes, is_leaf=lambda x: isinstance(x, NamedSharding))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,26 +375,12 @@ def policy(anakin: Anakin, state: AnakinState) -> PyTree:
     return jax.device_put(anakin.agent.actor_params(state.learner), anakin.mesh.devices.flat[0])
 
 
-def evaluation_key(experiment: Experiment, updates: int) -> jax.Array:
-    """Evaluation draws from a stream of its own, so that evaluating changes nothing in training."""
-    return stream_key(jax.random.key(experiment.seed), Stream.EVALUATE, updates)
+def evaluation_key(experiment: Experiment, updates: int, *, recording: bool = False) -> jax.Array:
+    """Evaluation draws from a stream of its own, so that evaluating changes nothing in training.
 
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets an event, for the loop to end between two windows; a second one interrupts at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    previous = signal.getsignal(signal.SIGINT)
-
-    def handle(number: int, frame: Any) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    Args:
+        experiment: Its seed is where the stream begins.
+        updates: That led to the parameters.
+        recording: The key of the episode that is recorded, instead.
+    """
+    return stream_key(jax.random.key(experiment.seed), Stream.EVALUATE, updates, int(recording))

@@ -1,7 +1,16 @@
 """Agents, one file each."""
 
 from podracer.agents.ppo import PPO, PPOConfig
-from podracer.agents.random import Random
+from podracer.agents.random import Random, RandomConfig
 from podracer.agents.registry import config_class, register, registered_agents, registered_name
 
-__all__ = ["PPO", "PPOConfig", "Random", "config_class", "register", "registered_agents", "registered_name"]
+__all__ = [
+    "PPO",
+    "PPOConfig",
+    "Random",
+    "RandomConfig",
+    "config_class",
+    "register",
+    "registered_agents",
+    "registered_name",
+]

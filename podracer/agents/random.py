@@ -13,6 +13,15 @@ from podracer.types import EnvironmentSpec, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomConfig:
+    """Random play has no numbers; this makes it an agent like any other to experiments and to the command line."""
+
+    def make(self, spec: EnvironmentSpec, num_updates: int) -> "Random":
+        """The agent for an environment."""
+        return Random(spec)
+
+
+@dataclasses.dataclass(frozen=True)
 class Random:
     """Draws every action uniformly: among the legal ones where there is a mask, between the bounds where they are real.
 

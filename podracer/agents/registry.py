@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer.agents.ppo import PPOConfig
+from podracer.agents.random import RandomConfig
 from podracer.envs.names import unknown_name
 
 _configs: dict[str, Callable[[], Any]] = {}
@@ -55,3 +56,4 @@ def registered_name(config: Any) -> str:
 
 
 register("ppo", PPOConfig)
+register("random", RandomConfig)

@@ -90,8 +90,8 @@ class AgentConformance:
         evaluation_is_deterministic: False for an agent that draws its actions in evaluation too.
         same_on_any_number_of_devices: False where replicas sample by themselves, from replay for instance, so that
             their number changes what is learnt from.
-        kept_extras: The extras that stay meaningful on the row after which an environment resets itself: those about
-            the final observation, not about the ignored action.
+        kept_extras: The extras, by name, that stay meaningful on the row after which an environment resets itself:
+            those about the final observation, not about the ignored action.
         num_envs: Environments of the fixed trajectory and under Anakin; a multiple of 8.
         rollout_length: T.
         tolerance: How far learners on 1, 2 and 8 devices may differ, as a share of the largest number of each array.
@@ -126,7 +126,10 @@ class AgentConformance:
         raise NotImplementedError(f"{type(self).__name__} must override make() to return the agent under test")
 
     def value(self, extras: PyTree) -> Float[Array, "T B"] | None:
-        """What the agent thought a row to be worth, from what `act` remembered; None if it has no such number."""
+        """What the agent thought a row to be worth, from what `act` remembered.
+
+        None if it has no such number; then only its returns on the probes are judged.
+        """
         return getattr(extras, "value", None)
 
     # The protocol.
@@ -498,13 +501,16 @@ class AgentConformance:
         """Garbage in all that belongs to no transition."""
         first, last = trajectory.timestep.first(), trajectory.timestep.last()[:-1]
         timestep = dataclasses.replace(trajectory.timestep, reward=soil(trajectory.timestep.reward, first, garbage))
-        extras = soil(trajectory.extras, last, garbage)
-        kept = {name: getattr(trajectory.extras, name) for name in self.kept_extras if hasattr(extras, name)}
+
+        def soiled(path: Any, leaf: PyTree) -> PyTree:
+            name = getattr(path[0], "name", getattr(path[0], "key", None)) if path else None
+            return leaf if name in self.kept_extras else soil(leaf, last, garbage)
+
         return dataclasses.replace(
             trajectory,
             timestep=timestep,
             action=soil(trajectory.action, last, garbage),
-            extras=dataclasses.replace(extras, **kept) if kept else extras,
+            extras=jax.tree_util.tree_map_with_path(soiled, trajectory.extras),
         )
 
     def _anakin(self) -> Anakin:

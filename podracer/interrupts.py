@@ -1,0 +1,80 @@
+"""Ctrl-C: a run ends in order, and a process that cannot hear it ends all the same."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+# Set while Ctrl-C has to wait for something that is worth saving.
+_is_saving = threading.Event()
+
+
+@contextlib.contextmanager
+def interrupted_between_steps() -> Iterator[threading.Event]:
+    """Ctrl-C sets an event, for a loop to leave off where its state is whole.
+
+    When the block ends, however late the event was set, it ends with KeyboardInterrupt. A second Ctrl-C interrupts at
+    once. Outside the main thread, and where Ctrl-C is ignored, the event is never set.
+
+    Raises:
+        KeyboardInterrupt: At the end of the block, after Ctrl-C.
+    """
+    event = threading.Event()
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous in (None, signal.SIG_IGN):
+        yield event
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, handle)
+    _is_saving.set()
+    try:
+        yield event
+    finally:
+        _is_saving.clear()
+        signal.signal(signal.SIGINT, previous)
+    if event.is_set():
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def exits_within(seconds: float) -> Iterator[None]:
+    """Ends the process with code 130 if Ctrl-C has not done so after some time.
+
+    Python runs signal handlers between bytecodes of the main thread, so that a compilation of minutes would be finished
+    first. A thread hears the signal at once. It leaves the first Ctrl-C to `interrupted_between_steps`, inside of which
+    there is something to save. To be used by a program, not by a library.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        interrupts = 0
+        while number := os.read(reader, 1):
+            if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+                continue
+            interrupts += 1
+            if (interrupts > 1 or not _is_saving.is_set()) and not is_over.wait(seconds):
+                os.write(2, b"podracer: interrupted\n")
+                os._exit(130)
+
+    watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        signal.set_wakeup_fd(previous)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
