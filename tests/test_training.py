@@ -314,6 +314,37 @@ def test_a_kill_at_any_moment_costs_nothing(finished, tmp_path, compiled_program
     assert metrics_of(run_dir) == metrics_of(finished.run_dir)
 
 
+@pytest.mark.slow
+def test_a_kill_costs_ppo_nothing(tmp_path):
+    """The real agent with all that it can remember, each process compiling for itself."""
+    script = """
+        import podracer
+        from podracer.agents import PPOConfig
+        from podracer.networks import NetworkConfig
+        config = PPOConfig(
+            num_epochs=2, num_minibatches=2, normalize_observations=True, scale_rewards=True,
+            network=NetworkConfig(hidden_sizes=(8,), shared=True, recurrent_size=4),
+        )
+        podracer.experiments.register(tiny_runs.experiment(name="ppo_tiny", agent=config, total_steps=60 * 32))
+        cli.main(sys.argv[1:])
+    """
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = start(script, {}, "train", "ppo_tiny", "--quiet", "--run-dir", whole)
+    assert (process.communicate()[1], process.returncode) == ("", 0)
+    process = start(script, {}, "train", "ppo_tiny", "--quiet", "--run-dir", killed)
+    for interrupted_at in ("[2-9]", "[2-4]?"):
+        wait_until(lambda pattern=interrupted_at: list(killed.glob(f"checkpoints/{pattern}")), process)
+        time.sleep(random.uniform(0, 0.2))
+        process.kill()
+        process.communicate()
+        assert not (killed / "summary.json").exists(), "it was finished before it was killed"
+        process = start(script, {}, "resume", "--quiet", killed)
+    assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert saved_state(killed)[:2] == saved_state(whole)[:2]
+    assert metrics_of(killed) == metrics_of(whole)
+    assert [line["updates"] for line in metrics_of(killed)] == list(range(1, 61))
+
+
 def test_ctrl_c_saves_and_exits_with_130(finished, tmp_path, compiled_programs, without_pictures):
     run_dir = tmp_path / "run"
     script = """
