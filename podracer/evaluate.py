@@ -91,19 +91,23 @@ def evaluate(
     if max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
     stream = Autoreset(environment)
-    reset_key, act_key, environment_key = jax.random.split(key, 3)
-    environment_keys = jax.random.split(environment_key, num_episodes)
-    zero = jnp.zeros(num_episodes, jnp.int32)
-    progress = _Progress(
-        rollout=start_rollout(agent, stream, jax.random.split(reset_key, num_episodes)),
-        done=zero.astype(bool),
-        episode_return=zero.astype(jnp.float32),
-        episode_length=zero,
-        steps=jnp.int32(0),
-    )
+
+    # Compiled as one program: on their own the small operations of a reset take longer than all that follows.
+    @jax.jit
+    def start(key: jax.Array) -> tuple[_Progress, jax.Array, jax.Array]:
+        reset_key, act_key, environment_key = jax.random.split(key, 3)
+        zero = jnp.zeros(num_episodes, jnp.int32)
+        progress = _Progress(
+            rollout=start_rollout(agent, stream, jax.random.split(reset_key, num_episodes)),
+            done=zero.astype(bool),
+            episode_return=zero.astype(jnp.float32),
+            episode_length=zero,
+            steps=jnp.int32(0),
+        )
+        return progress, act_key, jax.random.split(environment_key, num_episodes)
 
     @jax.jit
-    def play(progress: _Progress, params: PyTree) -> _Progress:
+    def play(progress: _Progress, params: PyTree, act_key: jax.Array, environment_keys: jax.Array) -> _Progress:
         end = progress.steps + _CHUNK
 
         def unfinished(progress: _Progress) -> jax.Array:
@@ -123,9 +127,9 @@ def evaluate(
 
         return jax.lax.while_loop(unfinished, step, progress)
 
-    while not bool(progress.done.all()) and int(progress.steps) < max_steps:
-        progress = play(progress, actor_params)
-    done = np.asarray(progress.done)
+    progress, act_key, environment_keys = start(key)
+    while not (done := np.asarray(progress.done)).all() and int(progress.steps) < max_steps:
+        progress = play(progress, actor_params, act_key, environment_keys)
     returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
     return Evaluation(returns, lengths, int((~done).sum()))
 
@@ -141,24 +145,30 @@ def record(
     if max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
     stream = Autoreset(environment)
-    reset_key, act_key, environment_key = jax.random.split(key, 3)
-    rollout = start_rollout(agent, stream, reset_key[None])
 
     @jax.jit
-    def play(rollout: RolloutState, params: PyTree, start: jax.Array) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
+    def start(key: jax.Array) -> tuple[RolloutState, jax.Array, jax.Array]:
+        reset_key, act_key, environment_key = jax.random.split(key, 3)
+        return start_rollout(agent, stream, reset_key[None]), act_key, environment_key[None]
+
+    @jax.jit
+    def play(
+        rollout: RolloutState, params: PyTree, act_key: jax.Array, environment_keys: jax.Array, start: jax.Array
+    ) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
         def step(rollout: RolloutState, t: jax.Array) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
             shown = rollout.environment[0], rollout.timestep
-            where = (rollout, act_key, environment_key[None], t)
+            where = (rollout, act_key, environment_keys, t)
             return rollout_step(agent, stream, params, *where, evaluate=True)[0], shown
 
         return jax.lax.scan(step, rollout, start + jnp.arange(_CHUNK))
 
     frames: list[np.ndarray] = []
     total = 0.0
-    for start in range(0, max_steps + 1, _CHUNK):
-        rollout, shown = play(rollout, actor_params, jnp.int32(start))
+    rollout, act_key, environment_keys = start(key)
+    for begun in range(0, max_steps + 1, _CHUNK):
+        rollout, shown = play(rollout, actor_params, act_key, environment_keys, np.int32(begun))
         states, timesteps = jax.tree.map(lambda x: x[:, 0], jax.device_get(_without_keys(shown)))
-        for i in range(min(_CHUNK, max_steps + 1 - start)):
+        for i in range(min(_CHUNK, max_steps + 1 - begun)):
             state, timestep = jax.tree.map(lambda x, i=i: x[i], (states, timesteps))
             frames.append(render(environment, state, timestep.observation))
             total += float(timestep.reward)

@@ -20,6 +20,7 @@ from podracer import plotting, training
 from podracer.anakin import Anakin
 from podracer.checkpoint import Checkpointer
 from podracer.envs.packages import EnvironmentUnavailableError
+from podracer.evaluate import Evaluation
 from podracer.experiment import CheckpointConfig, Experiment
 from podracer.logging import TensorBoardLogger
 from podracer.run_directory import RunDirectory, identity
@@ -40,11 +41,29 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def made_once():
+    """The same program serves every run of an experiment, as it would within one process of a user's."""
+    made = {}
+
+    def make_anakin(experiment, make=Experiment.make_anakin):
+        name = repr((experiment.env, experiment.env_parameters, experiment.agent, experiment.architecture))
+        name += repr((experiment.num_updates, experiment.devices))
+        if name not in made:
+            made[name] = make(experiment)
+        return made[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "make_anakin", make_anakin)
+        yield
+
+
 @pytest.fixture
-def without_pictures(monkeypatch):
-    """The curve and the episode take longer than these runs."""
+def only_training(monkeypatch):
+    """What comes after the last update takes longer than these runs."""
     monkeypatch.setattr(plotting, "plot_curves", lambda *arguments: None)
     monkeypatch.setattr(training, "record", lambda *arguments: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
+    monkeypatch.setattr(training, "evaluate", lambda *arguments: Evaluation(np.zeros(3), np.ones(3)))
 
 
 @pytest.fixture
@@ -150,17 +169,16 @@ def test_metrics_have_each_update_once_with_what_was_promised(finished):
     np.testing.assert_allclose([line["learning_rate"] for line in lines], 0.5 * (1 - np.arange(12) / 12), rtol=1e-6)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another(finished, tmp_path, without_pictures):
-    same = tiny_runs.experiment(evaluation_episodes=7).run(tmp_path / "same", quiet=True)
+def test_the_same_seed_gives_the_same_run_and_another_one_another(finished, tmp_path, only_training):
+    # Which was evaluated, and this is not.
+    same = tiny_runs.experiment().run(tmp_path / "same", quiet=True)
     assert metrics_of(same.run_dir) == metrics_of(finished.run_dir)
-    # Evaluating more episodes has changed nothing in training.
     assert bits_of(same.state) == bits_of(finished.state)
-    assert same.summary["evaluation"]["episodes"] == 7
     other = tiny_runs.experiment(seed=1).run(tmp_path / "other", quiet=True)
     assert metrics_of(other.run_dir) != metrics_of(finished.run_dir)
 
 
-def test_windows_and_checkpoints_change_what_is_written_only(finished, tmp_path, without_pictures):
+def test_windows_and_checkpoints_change_what_is_written_only(finished, tmp_path, only_training):
     changes = {"updates_per_window": 5, "checkpoints": CheckpointConfig(interval=0, keep_best=0)}
     result = tiny_runs.experiment(**changes).run(tmp_path / "run", quiet=True)
     # But for the sums over the last window, which here is longer.
@@ -173,7 +191,7 @@ def test_windows_and_checkpoints_change_what_is_written_only(finished, tmp_path,
     assert [file.name for file in (result.run_dir / "checkpoints").iterdir()] == ["12"]
 
 
-def test_stopped_and_resumed_equals_uninterrupted(finished, tmp_path, monkeypatch, capsys, without_pictures):
+def test_stopped_and_resumed_equals_uninterrupted(finished, tmp_path, monkeypatch, capsys, only_training):
     run_dir = stopped(tmp_path / "run", 5, monkeypatch, checkpoints=CheckpointConfig(interval=4))
     # The window under way when it was stopped is not lost.
     update, _, counters = saved_state(run_dir)
@@ -186,14 +204,17 @@ def test_stopped_and_resumed_equals_uninterrupted(finished, tmp_path, monkeypatc
     assert bits_of(result.state) == bits_of(finished.state)
     assert saved_state(run_dir)[1] == saved_state(finished.run_dir)[1]
     assert metrics_of(run_dir) == metrics_of(finished.run_dir)
-    same = ("experiment", "seed", "env_steps", "updates", "evaluation")
+    same = ("experiment", "seed", "env_steps", "updates")
     assert [result.summary[name] for name in same] == [finished.summary[name] for name in same]
 
 
-def test_a_finished_run_is_resumed_without_training(tmp_path, monkeypatch, without_pictures):
-    result = tiny_runs.experiment(evaluation_episodes=2).run(tmp_path / "run", quiet=True)
+def test_a_finished_run_is_resumed_without_training(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Run, "finish", lambda run: training.Result(run.directory.path, {}, None, run.state))
+        result = tiny_runs.experiment().run(tmp_path / "run", quiet=True)
     before, (update, state, counters) = metrics_of(result.run_dir, timing=True), saved_state(result.run_dir)
-    (result.run_dir / "summary.json").unlink()
+    assert not (result.run_dir / "summary.json").exists()
+    monkeypatch.setattr(Anakin, "compile", lambda anakin: pytest.fail("compiled"))
     monkeypatch.setattr(Anakin, "run", lambda *arguments: pytest.fail("trained"))
     again = tiny_runs.experiment(evaluation_episodes=3).run(result.run_dir, resume=True, quiet=True)
     assert metrics_of(result.run_dir, timing=True) == before
@@ -202,7 +223,7 @@ def test_a_finished_run_is_resumed_without_training(tmp_path, monkeypatch, witho
     assert again.summary["evaluation"]["episodes"] == 3
 
 
-def test_resuming_before_the_first_checkpoint_begins_again(finished, tmp_path, capsys, without_pictures):
+def test_resuming_before_the_first_checkpoint_begins_again(finished, tmp_path, capsys, only_training):
     directory = RunDirectory(tmp_path / "run")
     directory.create(tiny_runs.experiment(), overwrite=False)
     # Killed within the second window.
@@ -214,7 +235,7 @@ def test_resuming_before_the_first_checkpoint_begins_again(finished, tmp_path, c
 
 
 @pytest.mark.parametrize("flip", [True, False], ids=["flipped", "half-written"])
-def test_a_damaged_checkpoint_is_skipped_and_named(flip, finished, tmp_path, monkeypatch, capsys, without_pictures):
+def test_a_damaged_checkpoint_is_skipped_and_named(flip, finished, tmp_path, monkeypatch, capsys, only_training):
     run_dir = stopped(tmp_path / "run", 5, monkeypatch)
     newest = run_dir / "checkpoints" / "6"
     file = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
@@ -264,7 +285,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(finished, tmp_path, no_co
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypatch, without_pictures):
+def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypatch, only_training):
     run_dir = stopped(tmp_path / "run", 4, monkeypatch, devices=4)
     _, state, _ = saved_state(run_dir)
     seen = {}
@@ -281,7 +302,7 @@ def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypa
     assert result.summary["env_steps"] == 256
 
 
-def test_steps_past_2_to_the_31_are_counted_right(tmp_path, monkeypatch, without_pictures):
+def test_steps_past_2_to_the_31_are_counted_right(tmp_path, monkeypatch, only_training):
     run_dir = stopped(tmp_path / "run", 9, monkeypatch)
     experiment = tiny_runs.experiment()
     checkpointer = Checkpointer(run_dir / "checkpoints", config=identity(experiment))
@@ -345,7 +366,7 @@ def test_a_kill_costs_ppo_nothing(tmp_path):
     assert [line["updates"] for line in metrics_of(killed)] == list(range(1, 61))
 
 
-def test_ctrl_c_saves_and_exits_with_130(finished, tmp_path, compiled_programs, without_pictures):
+def test_ctrl_c_saves_and_exits_with_130(finished, tmp_path, compiled_programs, only_training):
     run_dir = tmp_path / "run"
     script = """
         from podracer import training
@@ -393,7 +414,7 @@ def test_ctrl_c_is_heard_while_compiling(tmp_path, compiled_programs):
     assert error == "podracer: interrupted\n"
 
 
-def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch, capsys, without_pictures):
+def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch, capsys, only_training):
     def refuse(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -405,7 +426,7 @@ def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch, capsys, witho
     assert capsys.readouterr().err.count("no space left on the device") == 6
 
 
-def test_what_any_log_could_not_write_is_an_error_of_the_run(tmp_path, monkeypatch, without_pictures):
+def test_what_any_log_could_not_write_is_an_error_of_the_run(tmp_path, monkeypatch, only_training):
     monkeypatch.setattr(TensorBoardLogger, "write", lambda log, metrics: log.errors.append(OSError("full")))
     monkeypatch.setattr(
         training, "save_gif", lambda frames, path: (tmp_path / "nowhere" / "episode.gif").write_bytes(b"")
@@ -419,7 +440,7 @@ def test_what_any_log_could_not_write_is_an_error_of_the_run(tmp_path, monkeypat
 ENDLESS = {"env": "tiny:Endless", "env_parameters": {"nan_at": 22}}
 
 
-def test_a_reward_that_is_not_a_number_is_named_with_its_update(tmp_path, monkeypatch, without_pictures):
+def test_a_reward_that_is_not_a_number_is_named_with_its_update(tmp_path, monkeypatch, only_training):
     with pytest.raises(
         FloatingPointError, match=r"reward was not finite at update 6; the last checkpoint is of update 4"
     ):
@@ -427,9 +448,9 @@ def test_a_reward_that_is_not_a_number_is_named_with_its_update(tmp_path, monkey
     assert [line["updates"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
-def test_what_is_not_a_number_can_be_allowed(tmp_path, monkeypatch, capsys, without_pictures):
+def test_what_is_not_a_number_can_be_allowed(tmp_path, monkeypatch, capsys, only_training):
     # Nobody waits for episodes that never end.
-    monkeypatch.setattr(training, "evaluate", lambda *a, e=training.evaluate: e(*a, max_steps=50))
+    monkeypatch.setattr(training, "evaluate", lambda *a: Evaluation(np.zeros(0), np.zeros(0), 4))
     result = tiny_runs.experiment(**ENDLESS, stop_on_nonfinite=False).run(tmp_path / "run", quiet=True)
     error = capsys.readouterr().err
     assert error.count("not finite") == 1
@@ -444,7 +465,8 @@ def test_what_is_not_a_number_can_be_allowed(tmp_path, monkeypatch, capsys, with
 
 
 def test_a_run_without_a_finished_episode_has_no_curve(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "evaluate", lambda *a, e=training.evaluate: e(*a, max_steps=50))
+    monkeypatch.setattr(training, "evaluate", lambda *a: Evaluation(np.zeros(0), np.zeros(0), 4))
+    monkeypatch.setattr(training, "record", lambda *arguments: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
     result = tiny_runs.experiment(env="tiny:Endless", env_parameters={}).run(tmp_path / "run")
     assert "no curve: " in capsys.readouterr().err
     assert not (result.run_dir / "curve.png").exists()
@@ -478,7 +500,7 @@ def test_compiling_is_announced_before_it_is_spent(tmp_path, monkeypatch, capsys
     ]
 
 
-def test_off_a_terminal_progress_is_plain_lines(tmp_path, capsys, without_pictures):
+def test_off_a_terminal_progress_is_plain_lines(tmp_path, capsys, only_training):
     tiny_runs.experiment().run(tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" ")[0] for line in lines[2:15]] == ["compiled", *(str(32 * i) for i in range(1, 13))]
@@ -486,7 +508,7 @@ def test_off_a_terminal_progress_is_plain_lines(tmp_path, capsys, without_pictur
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
 
-def test_quiet_shows_nothing(tmp_path, capsys, without_pictures):
+def test_quiet_shows_nothing(tmp_path, capsys, only_training):
     tiny_runs.experiment().run(tmp_path / "run", quiet=True)
     assert capsys.readouterr() == ("", "")
 
