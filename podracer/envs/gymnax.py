@@ -41,7 +41,7 @@ _WRONG_BOUNDS = ("GaussianBandit-misc", "MemoryChain-bsuite")
 def names() -> tuple[str, ...]:
     """The environments of the installed gymnax, those registered by users included; of 1.0.1 where there is none."""
     try:
-        return tuple(import_package("gymnax").registered_envs)
+        return tuple(_gymnax().registered_envs)
     except (EnvironmentUnavailableError, AttributeError):
         return _NAMES
 
@@ -79,7 +79,7 @@ class GymnaxEnvironment:
     _action_shape: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        gymnax = import_package("gymnax")
+        gymnax = _gymnax()
         if not hasattr(import_package("gymnax", "gymnax.environments.environment").Environment, "is_truncated"):
             raise EnvironmentUnavailableError(
                 f"gymnax {installed_version('gymnax')} does not tell truncation from termination; "
@@ -140,6 +140,11 @@ class GymnaxEnvironment:
             return jnp.asarray(leaf, spec.dtype)
 
         return jax.tree.map(cast, observation, self.spec.observation)
+
+
+def _gymnax() -> Any:
+    with _relaxed():  # Its modules make arrays while they are imported.
+        return import_package("gymnax")
 
 
 @contextlib.contextmanager
