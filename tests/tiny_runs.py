@@ -78,7 +78,7 @@ class Tiny:
 
 @dataclasses.dataclass(frozen=True)
 class Endless:
-    """Episodes that never end; the reward of step `nan_at` is not a number."""
+    """Episodes that never end; from step `nan_at` on the reward is not a number, if that is not 0."""
 
     nan_at: int = 0
 
@@ -91,7 +91,8 @@ class Endless:
 
     def step(self, state, action, key):
         state = state + 1
-        reward = jnp.where(state == self.nan_at, jnp.nan, 1.0).astype(jnp.float32)
+        is_nan = (state >= self.nan_at) & (self.nan_at > 0)
+        reward = jnp.where(is_nan, jnp.nan, 1.0).astype(jnp.float32)
         return state, Step(jnp.ones(1, jnp.float32), reward, jnp.bool_(False), jnp.bool_(False))
 
 

@@ -35,7 +35,7 @@ from podracer.types import (
 )
 
 CONFIG = PPOConfig(
-    network=NetworkConfig(hidden_sizes=(16,)),
+    network=NetworkConfig(hidden_sizes=(16,), shared=True),
     learning_rate=0.02,
     discount=0.9,
     entropy_coefficient=0.001,
@@ -55,12 +55,12 @@ class TestNormalized(AgentConformance):
     """Everything that is optional at once. Its values are of scaled rewards, so the probes are left to the others."""
 
     feed_forward_probes = False
-    actions = (DiscreteSpec(3, start=5),)
+    actions = (BoundedSpec((-1.0,), (2.0,)),)
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> Agent:
         config = dataclasses.replace(
             CONFIG,
-            network=NetworkConfig(hidden_sizes=(16,), shared=True, activation="silu"),
+            network=NetworkConfig(hidden_sizes=(16,), activation="silu"),
             normalize_observations=True,
             scale_rewards=True,
             target_kl=0.05,
@@ -73,7 +73,7 @@ class TestNormalized(AgentConformance):
 class TestRecurrent(AgentConformance):
     feed_forward_probes = False
     remembers = True
-    actions = (BoundedSpec((-1.0,), (2.0,)), DiscreteSpec(2))
+    actions = (DiscreteSpec(2),)
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> Agent:
         # Sequences stay whole, so with one environment on each of 8 devices there is one minibatch.
