@@ -22,8 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
     here = machine.describe()
-    packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())
-    report.show(f"{here['cpu']}, {here['usable_cores']} cores, {here['memory_gib']} GiB, {here['os']}\n{packages}")
+    report.show(machine.in_words(here))
     started = datetime.datetime.now(datetime.UTC)
     sections: list[report.Section] = []
     for name in options.names or NAMES:

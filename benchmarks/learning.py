@@ -1,7 +1,7 @@
 """`python -m benchmarks.learning [NAME ...] [--seeds N] [--out DIR] [--jobs N]`, or `make reproduce`.
 
 Trains named experiments with several seeds, through the command line that users have, and writes a table and a picture
-of each. Seeds that are done are kept: run it again after an interruption, or with more seeds.
+of each. Seeds that are done with the settings of now are kept: run it again after an interruption, or with more seeds.
 """
 
 import argparse
@@ -16,7 +16,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.learning_table import Target, markdown
+from podracer import experiments
+from podracer.run_directory import RunDirectory
 
 TARGETS = {
     target.experiment: target
@@ -48,11 +51,12 @@ class Job:
     directory: pathlib.Path
 
     def summary(self) -> dict[str, Any] | None:
-        """What the finished run says of itself; None if there is none."""
+        """What the finished run says of itself; None if there is none of this seed and the experiment as it is now."""
         try:
             summary = json.loads((self.directory / "summary.json").read_text())
-            same = (summary["experiment"], summary["seed"]) == (self.experiment, self.seed)
-            return summary if same and "mean" in summary["evaluation"] else None
+            run = RunDirectory(self.directory).experiment()
+            now = experiments.get(self.experiment, seed=self.seed, devices=run.devices)
+            return summary if run == now and "mean" in summary["evaluation"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -150,6 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
     }
     table = markdown(targets, summaries)
     options.out.mkdir(parents=True, exist_ok=True)
+    # Of the table alone: seeds that were finished before may be of another commit, or another machine.
+    table += f"\nTable made on {machine.in_words(machine.describe())}.\n"
     (options.out / "results.md").write_text(table)
     print(table)
     for target in targets:

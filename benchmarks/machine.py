@@ -29,6 +29,16 @@ def describe() -> dict[str, Any]:
     }
 
 
+def in_words(machine: dict[str, Any]) -> str:
+    """What `describe` gives, as a line."""
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    changed = " with uncommitted changes" if machine["uncommitted_changes"] else ""
+    return (
+        f"{machine['cpu']}, {machine['usable_cores']} cores, {machine['memory_gib']} GiB, {machine['os']}; "
+        f"{packages}; commit {machine['commit']}{changed}"
+    )
+
+
 def host_hash(machine: dict[str, Any]) -> str:
     """Eight characters that are equal for equal hardware and system."""
     identity = "|".join(str(machine[key]) for key in ("cpu", "cores", "memory_gib", "os"))

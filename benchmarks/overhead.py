@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.contestants import Entry
 from benchmarks.ratios import Ratio, in_units
-from benchmarks.report import Section, show
+from benchmarks.report import Section, show, yes_or_no
 from benchmarks.worker import Worker
 
 WORKLOADS = ((4, 128), (64, 128), (2048, 64))
@@ -37,7 +37,7 @@ def measure(quick: bool) -> Section:
         ratio = Ratio.of(*rates)
         results.append({"workload": [num_envs, rollout_length], "contestants": contestants, "ratio": ratio.ratio})
         middle = [in_units(statistics.median(rate)) for rate in rates]
-        within = "yes" if ratio.ratio >= TARGET else "no"
+        within = yes_or_no(ratio.ratio >= TARGET)
         table.add_row(f"{num_envs} x {rollout_length}", *middle, str(ratio), within)
     show(table)
     return Section("overhead", {"rounds": rounds, "seconds_per_round": seconds, "workloads": results}, [table])

@@ -37,6 +37,11 @@ def show(what: str | Table) -> None:
     _console.print(what)
 
 
+def yes_or_no(reached: bool) -> str:
+    """What a table says of a target."""
+    return "yes" if reached else "no"
+
+
 def document(machine: dict[str, Any], sections: list[Section], quick: bool, started: datetime.datetime) -> dict:
     """What the JSON file holds."""
     return {

@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.contestants import Entry
 from benchmarks.machine import usable_cores
 from benchmarks.ratios import Ratio, in_units
-from benchmarks.report import Section, show
+from benchmarks.report import Section, show, yes_or_no
 from benchmarks.worker import Worker
 
 # Environment, num_envs, rollout_length, and the experiment whose network is the library's own choice.
@@ -20,6 +20,9 @@ WORKLOADS = (
     ("CartPole-v1", 2048, 64, "ppo_cartpole"),
     ("Breakout-MinAtar", 64, 128, "ppo_breakout_minatar"),
 )
+
+# How many times as fast as the textbook the library with its own choices should be.
+TARGETS = {("CartPole-v1", 4, 128): 1.0, ("CartPole-v1", 64, 128): 2.0, ("CartPole-v1", 2048, 64): 3.0}
 
 
 def entries_for(environment: str, num_envs: int, rollout_length: int, experiment: str) -> list[Entry]:
@@ -62,16 +65,24 @@ def measure(quick: bool) -> Section:
 
 def _table(workload: tuple[str, int, int, str], contestants: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{workload[0]}, {workload[1]} environments x {workload[2]} steps", title_justify="left")
-    for name in ("contestant", "devices", "steps/s (median)", "times the textbook (range)", "first call, s"):
+    for name in ("contestant", "devices", "steps/s (median)", "times the textbook (range)", "target", "first call, s"):
         table.add_column(name, justify="left" if name == "contestant" else "right")
     reference = contestants[0]["steps_per_second"]
     for contestant in contestants:
         rates = contestant["steps_per_second"]
+        ratio = Ratio.of(reference, rates)
         table.add_row(
             contestant["label"],
             str(contestant["devices"]),
             in_units(statistics.median(rates)),
-            str(Ratio.of(reference, rates)),
+            str(ratio),
+            verdict(workload[:3], ratio.ratio) if contestant["network"] == "default" else "",
             f"{contestant['compile_seconds']:.1f}",
         )
     return table
+
+
+def verdict(workload: tuple[str, int, int], ratio: float) -> str:
+    """The workload's target and whether it is reached; nothing where it has none."""
+    target = TARGETS.get(workload)
+    return "" if target is None else f">= {target:g}: {yes_or_no(ratio >= target)}"

@@ -193,8 +193,9 @@ def make_batch(config: Config, params: Any, rollout: Rollout) -> tuple[jax.Array
 
     # To mean 0 and variance 1 over the valid rows of ALL devices, or else their number would change the result.
     count, total = average((valid.sum().astype(jnp.float32), advantage.sum()))
-    mean = total / jnp.maximum(count, 1)
-    variance = average(jnp.where(valid, jnp.square(advantage - mean), 0).sum()) / jnp.maximum(count, 1)
+    safe = jnp.where(count > 0, count, 1)  # Of the average device, so it may be a fraction.
+    mean = total / safe
+    variance = average(jnp.where(valid, jnp.square(advantage - mean), 0).sum()) / safe
     advantage_in_loss = (advantage - mean) * jax.lax.rsqrt(jnp.maximum(variance, 1e-30))
     # Over the share of valid rows: then a plain mean over any minibatch is a fair estimate of the mean over valid rows.
     weight = valid / jnp.maximum(average(valid.astype(jnp.float32).mean()), 1e-8)

@@ -3,7 +3,7 @@
 from podracer import agents, envs, experiments, networks
 from podracer.agent import ActorOutput, Agent
 from podracer.anakin import Anakin, AnakinConfig, AnakinState
-from podracer.evaluate import evaluate
+from podracer.evaluate import Evaluation, Evaluator, evaluate
 from podracer.experiment import CheckpointConfig, Experiment
 from podracer.types import (
     ArraySpec,
@@ -31,6 +31,8 @@ __all__ = [
     "CheckpointConfig",
     "DiscreteSpec",
     "EnvironmentSpec",
+    "Evaluation",
+    "Evaluator",
     "Experiment",
     "MaskedObservation",
     "MultiDiscreteSpec",

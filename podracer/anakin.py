@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from podracer import parallel
 from podracer.agent import Agent
@@ -21,10 +21,21 @@ from podracer.envs.base import Environment
 from podracer.rollout import RolloutState, Stream, fold_in_each, start_rollout, stream_key, unroll
 from podracer.types import Trajectory, valid_mask
 
-# Rows per call, so that int32 sums on the device cannot overflow.
-_MAX_ROWS_PER_CALL = 2**30
+# So that the sums of a call cannot overflow int32.
+MAX_ROWS_PER_CALL = 2**30
 _NEVER = np.int32(2**31 - 1)
 _FROM_ENVIRONMENT = ("reward", "observation")
+# What a line of metrics and the watch over what is finite have besides the agent's metrics.
+_RESERVED = (
+    *_FROM_ENVIRONMENT,
+    "acting_parameters",
+    "env_steps",
+    "updates",
+    "steps_per_second",
+    "episodes",
+    "episode_return",
+    "episode_length",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +45,9 @@ class AnakinConfig:
     Attributes:
         num_envs: Environments over all devices.
         rollout_length: Steps of each environment per update, T.
+
+    Raises:
+        ValueError: One of them is not an integer of at least 1.
     """
 
     num_envs: int = 64
@@ -41,8 +55,9 @@ class AnakinConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "rollout_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
 
 
 @jax.tree_util.register_dataclass
@@ -76,16 +91,17 @@ class Window:
         metrics: The agent's metrics.
         episodes: Episodes that finished.
         return_sum: Over those.
-        length_sum: Over those.
-        nonfinite: For each quantity, the first update at which it was NaN or infinite, counted from 1.
+        length_sum: Over those; a float, since many long episodes can have more steps than int32 counts.
+        nonfinite: For each quantity, the first update at which it was NaN or infinite, counted from 1. The acting
+            parameters are looked at once, after the last update.
     """
 
     updates: Int[Array, ""]
     env_steps: Int[Array, ""]
     metrics: dict[str, jax.Array]
     episodes: Int[Array, ""]
-    return_sum: jax.Array
-    length_sum: Int[Array, ""]
+    return_sum: Float[Array, ""]
+    length_sum: Float[Array, ""]
     nonfinite: dict[str, Int[Array, ""]]
 
 
@@ -99,8 +115,12 @@ class Anakin:
         devices: One replica each; all of the backend's by default.
 
     Raises:
-        ValueError: `num_envs` is not a multiple of the number of devices, one update has more than 2^30 steps, or the
-            environment breaks its own spec.
+        ValueError: There is no device, `num_envs` is not a multiple of their number, one update has more than 2^30
+            steps, the environment breaks its own spec, or the agent refuses something or uses a reserved name for a
+            metric.
+
+    Attributes:
+        shapes: `AnakinState` of `jax.ShapeDtypeStruct` with shardings, to restore a checkpoint into.
     """
 
     def __init__(
@@ -113,12 +133,14 @@ class Anakin:
         self.agent = agent
         self.environment = Autoreset(environment)
         self.config = config
+        if devices is not None and not devices:
+            raise ValueError("devices is empty; at least one is needed, or None for all")
         self.mesh = parallel.make_mesh(jax.devices() if devices is None else devices)
         check_divisible(config.num_envs, self.mesh.size)
-        if self.steps_per_update > _MAX_ROWS_PER_CALL:
+        if self.steps_per_update > MAX_ROWS_PER_CALL:
             raise ValueError(
                 f"num_envs {config.num_envs} x rollout_length {config.rollout_length} = {self.steps_per_update} steps "
-                f"per update; at most {_MAX_ROWS_PER_CALL} can be counted"
+                f"per update; at most {MAX_ROWS_PER_CALL} can be counted"
             )
         self._axis = parallel.axis_name(self.mesh)
         places: dict[str, Any] = dict.fromkeys(("key", "updates", "learner"), parallel.REPLICATED)
@@ -137,8 +159,9 @@ class Anakin:
         )
         # Tracing finds what an agent or an environment refuses, long before anything is compiled.
         shapes = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+        self.shapes = _with_shardings(shapes, self.shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.shardings.updates)
-        self._traced = self._run.trace(_with_shardings(shapes, self.shardings), number)
+        self._traced = self._run.trace(self.shapes, number)
         self._compiled: Any = None
 
     @property
@@ -151,9 +174,15 @@ class Anakin:
 
         Args:
             seed: An integer, or a typed key.
+
+        Raises:
+            ValueError: It is neither.
         """
-        key = jax.random.key(seed) if isinstance(seed, int) else seed
-        return self._init(key)
+        if isinstance(seed, int | np.integer):
+            return self._init(jax.random.key(int(seed)))
+        if not isinstance(seed, jax.Array) or not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.ndim:
+            raise ValueError(f"seed is {seed!r}; it must be an integer or one typed key, as from jax.random.key")
+        return self._init(seed)
 
     def run(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, Window]:
         """Makes updates, without waiting for them.
@@ -165,7 +194,7 @@ class Anakin:
         Raises:
             ValueError: `num_updates` is below 1, or above what one call can count, or the state was donated before.
         """
-        limit = _MAX_ROWS_PER_CALL // self.steps_per_update
+        limit = MAX_ROWS_PER_CALL // self.steps_per_update
         if not 1 <= num_updates <= limit:
             raise ValueError(f"num_updates is {num_updates}; one call makes 1 to {limit} updates")
         # JAX would say so less clearly, or crash, as 0.10.1 does in a compiled function.
@@ -205,13 +234,16 @@ class Anakin:
 
         state, window = jax.lax.fori_loop(0, num_updates, body, (state, window))
         episodes = state.rollout.episodes
+        # The last gradient step may spoil them, which no metric shows before the next update, and a checkpoint keeps.
+        params = _when_nonfinite(self.agent.actor_params(state.learner), state.updates)
         return state, self._over_replicas(
             dataclasses.replace(
                 window,
                 updates=num_updates,
                 episodes=episodes.count.sum(),
                 return_sum=episodes.return_sum.sum(),
-                length_sum=episodes.length_sum.sum(),
+                length_sum=episodes.length_sum.astype(jnp.float32).sum(),
+                nonfinite=window.nonfinite | {"acting_parameters": params},
             )
         )
 
@@ -221,6 +253,8 @@ class Anakin:
         memory = jax.tree.map(lambda x: x[0], state.memory)
         key = stream_key(state.key, Stream.UPDATE, parallel.replica_index(self._axis), state.updates)
         learner, memory, metrics = self.agent.update(state.learner, memory, trajectory, key, axis=self._axis)
+        if taken := sorted(set(_RESERVED) & metrics.keys()):
+            raise ValueError(f"the agent names a metric {taken[0]!r}; reserved are {', '.join(_RESERVED)}")
         memory = jax.tree.map(lambda x: x[None], memory)
         state = AnakinState(state.key, state.updates + 1, learner, memory, rollout)
         return state, _window(trajectory, metrics, state.updates)  # The first update is number 1.
@@ -282,15 +316,17 @@ def check_divisible(num_envs: int, num_devices: int) -> None:
         )
 
 
+def _when_nonfinite(tree: PyTree, updates: jax.Array) -> Int[Array, ""]:
+    """The number of updates if a float in the tree is not finite, else never."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    finite = [jnp.isfinite(x).all() for x in floats]
+    return jnp.where(jnp.array(finite, bool).all(), _NEVER, updates)
+
+
 def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array) -> Window:
     """One update's share of a window."""
-
-    def all_finite(tree: PyTree) -> jax.Array:
-        floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return jnp.array([jnp.isfinite(x).all() for x in floats]).all() if floats else jnp.array(True)
-
     watched = {name: getattr(trajectory.timestep, name) for name in _FROM_ENVIRONMENT} | metrics
-    nonfinite = {name: jnp.where(all_finite(x), _NEVER, updates) for name, x in watched.items()}
+    nonfinite = {name: _when_nonfinite(x, updates) for name, x in watched.items()}
     zero = jnp.int32(0)
     return Window(
         updates=zero,
@@ -298,7 +334,7 @@ def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array)
         metrics=metrics,
         episodes=zero,
         return_sum=jnp.float32(0),
-        length_sum=zero,
+        length_sum=jnp.float32(0),
         nonfinite=nonfinite,
     )
 

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from podracer import checkpoint_leaves
+from podracer.fields import differences, flatten
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _CHECKSUMS = "checksums.json"
@@ -61,7 +62,8 @@ class Checkpointer:
         directory: Where the checkpoints are. Made by the first save.
         keep_last: How many of the newest to keep, at least 1.
         keep_best: How many of the best by score to keep besides.
-        config: The part of the configuration that a checkpoint must agree with to be restored; JSON.
+        config: The part of the configuration that a checkpoint must agree with to be restored; JSON. Fields that the
+            saved one does not have, because it is older, are not compared.
         report: Called with one line for every failed save and every skipped checkpoint.
 
     Raises:
@@ -98,6 +100,16 @@ class Checkpointer:
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.glob("*/") if path.name.isdecimal())
+
+    def best(self) -> int:
+        """The update of the checkpoint with the best score; of equal ones the newest.
+
+        Raises:
+            ValueError: None that can be read has a score.
+        """
+        if not (ranked := self._ranked(self.updates())):
+            raise ValueError(f"no checkpoint in {self._directory} has a score: no episode had ended when it was saved")
+        return ranked[0]
 
     def save(self, update: int, state: PyTree, metadata: dict[str, Any], score: float | None = None) -> None:
         """Copies the state and starts to write it.
@@ -218,13 +230,10 @@ class Checkpointer:
         return self._checkpointer.restore(path, _Items(header=ocp.args.JsonRestore()))["header"]
 
     def _check_config(self, header: dict[str, Any]) -> None:
-        saved, current = _flatten_config(header["config"]), _flatten_config(self._config)
-        differing = [
-            f"{name} was {saved.get(name, 'absent')!r} and is {current.get(name, 'absent')!r}"
-            for name in sorted(saved.keys() | current.keys())
-            if name not in saved or name not in current or saved[name] != current[name]
-        ]
-        if differing:
+        # A field that is younger than the checkpoint says nothing of it.
+        known = flatten(header["config"])
+        current = {name: value for name, value in flatten(self._config).items() if name in known}
+        if differing := list(differences(known, current)):
             raise ValueError(f"{self._directory} holds checkpoints of another experiment: {_first(differing)}")
 
     def _read_state(self, update: int, header: dict[str, Any], template: PyTree, only: str | None) -> PyTree:
@@ -277,10 +286,7 @@ class Checkpointer:
     def _prune(self) -> None:
         updates = self.updates()
         sound = [update for update in updates if update not in self._damaged]
-        scored = [update for update in sound if self._score(update) is not None]
-        # Of equal scores the newer is the better.
-        scored.sort(key=lambda update: (self._score(update), update), reverse=True)
-        kept = {*sound[-self._keep_last :], *scored[: self._keep_best]}
+        kept = {*sound[-self._keep_last :], *self._ranked(sound)[: self._keep_best]}
         self._remove([update for update in updates if update not in kept])
 
     def _remove(self, updates: list[int]) -> None:
@@ -293,6 +299,12 @@ class Checkpointer:
             # A process killed here leaves nothing that looks like a checkpoint.
             with contextlib.suppress(OSError):
                 shutil.rmtree(path.rename(f"{path}{_TEMPORARY}-removed"))
+
+    def _ranked(self, updates: list[int]) -> list[int]:
+        """Those with a score, best first."""
+        scores = {update: self._score(update) for update in updates}
+        scored = [update for update in updates if scores[update] is not None]
+        return sorted(scored, key=lambda update: (scores[update], update), reverse=True)
 
     def _score(self, update: int) -> float | None:
         if update not in self._scores:
@@ -341,15 +353,6 @@ def _as_json(value: dict[str, Any], what: str) -> dict[str, Any]:
         return json.loads(json.dumps(value))
     except TypeError as error:
         raise ValueError(f"{what} must be JSON: {error}") from error
-
-
-def _flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict):
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        flat |= _flatten_config(value, f"{prefix}.{name}" if prefix else name)
-    return flat
 
 
 def _one_line(error: Exception) -> str:

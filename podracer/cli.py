@@ -3,30 +3,23 @@
 Exit codes: 0 done, 2 bad input, 130 on Ctrl-C after a checkpoint was saved, 1 on anything else.
 """
 
-import contextlib
 import dataclasses
-import io
+import importlib
 import os
 import pathlib
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import tyro
 
 import podracer
 from podracer.envs.names import unknown_name
 from podracer.interrupts import exits_within
-
-Arguments = TypeVar("Arguments")
+from podracer.options import IMPORT_HELP, UsageError, option_value, options_in_full, parse
 
 _PATIENCE = 5.0  # Seconds from Ctrl-C to the end of the process, where there is nothing to save.
-
-
-class UsageError(ValueError):
-    """A command line that cannot be understood."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    arguments = _import_modules(arguments)
     if arguments and arguments[0] in ("--version", "-V"):
         print(f"podracer {podracer.__version__}")
         return 0
@@ -68,6 +62,30 @@ def _dispatch(arguments: list[str]) -> int:
     if command not in _COMMANDS:
         raise unknown_name("command", command, list(_COMMANDS))
     return _COMMANDS[command](rest)
+
+
+def _import_modules(arguments: list[str]) -> list[str]:
+    """Imports what `--import` names, so that what it registers is known; returns the other arguments.
+
+    Raises:
+        ValueError: A module does not exist, or does not import.
+    """
+    others, rest = [], iter(arguments)
+    for argument in rest:
+        option, equals, module = argument.partition("=")
+        if option != "--import":
+            others.append(argument)
+            continue
+        module = module if equals else next(rest, "")
+        if not module or module.startswith("-"):
+            raise UsageError("--import needs the name of a module")
+        if sys.path[:1] != [os.getcwd()]:
+            sys.path.insert(0, os.getcwd())  # As `python -m` does.
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"cannot import {module}: {type(error).__name__}: {error}") from error
+    return others
 
 
 def _train(arguments: list[str]) -> int:
@@ -91,12 +109,12 @@ def _train(arguments: list[str]) -> int:
         wandb_project: str | None = None
         """Log to this project of Weights & Biases as well."""
 
-    arguments = _normalized(arguments)
+    arguments = options_in_full(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
     name, options = (arguments[0], arguments[1:]) if named else (None, arguments)
     if "--resume" in options:
         # What is resumed is the run as it was configured, with the same options to change it as a new one.
-        run_dir = _option(options, "--run-dir")
+        run_dir = option_value(options, "--run-dir")
         if run_dir is None:
             raise UsageError("--resume needs --run-dir, the run to go on with")
         default = RunDirectory.existing(run_dir).experiment()
@@ -112,9 +130,9 @@ def _train(arguments: list[str]) -> int:
         raise UsageError(f"train begins with the name of an experiment: {', '.join(experiments.names())}")
     # Tyro would make an option of each of the default's parameters, and take no others.
     without_parameters = dataclasses.replace(default, env_parameters={})
-    parsed = _parse(Train, options, f"podracer train {default.name}", Train(without_parameters))
+    parsed = parse(Train, options, f"podracer train {default.name}", Train(without_parameters))
     experiment = parsed.experiment
-    if experiment.env == default.env and _option(options, "--env-parameters") is None:
+    if experiment.env == default.env and option_value(options, "--env-parameters") is None:
         experiment = dataclasses.replace(experiment, env_parameters=default.env_parameters)
     return _run(experiment, parsed)
 
@@ -135,7 +153,7 @@ def _resume(arguments: list[str]) -> int:
         resume: Annotated[bool, tyro.conf.Suppress] = True
         overwrite: Annotated[bool, tyro.conf.Suppress] = False
 
-    parsed = _parse(Resume, arguments, "podracer resume")
+    parsed = parse(Resume, arguments, "podracer resume")
     experiment = RunDirectory.existing(parsed.run_dir).experiment()
     if parsed.devices is not None:
         experiment = dataclasses.replace(experiment, devices=parsed.devices)
@@ -160,9 +178,10 @@ def _run(experiment: Any, options: Any) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    """evaluate RUN: play greedy episodes with a run's newest checkpoint."""
+    """evaluate RUN: play greedy episodes with a run's newest checkpoint, or another."""
     from podracer.evaluate import evaluate
-    from podracer.run_directory import json_text
+    from podracer.progress import Progress
+    from podracer.run_directory import RunDirectory, json_text
     from podracer.training import evaluation_key, load_policy
 
     @dataclasses.dataclass(frozen=True)
@@ -170,13 +189,21 @@ def _evaluate(arguments: list[str]) -> int:
         run_dir: Annotated[pathlib.Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
         episodes: int = 128
         """How many, each in an environment of its own."""
+        checkpoint: str = "newest"
+        """newest, best (by the return in training), or the update that it was saved after."""
         json: bool = False
-        """Print one JSON object."""
+        """Print one JSON object, and nothing of how it is getting on."""
 
-    parsed = _parse(Evaluate, arguments, "podracer evaluate")
-    loaded = load_policy(parsed.run_dir, report=_print_error)
+    parsed = parse(Evaluate, arguments, "podracer evaluate")
+    checkpoint = _checkpoint(parsed.checkpoint)
+    RunDirectory.existing(parsed.run_dir)
+    _check_positive("--episodes", parsed.episodes)
+    progress = Progress(0, quiet=parsed.json)
+    with progress.phase(f"loading {parsed.run_dir}", "loaded"):
+        loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
     key = evaluation_key(loaded.experiment, loaded.updates)
-    result = evaluate(loaded.agent, loaded.environment, loaded.params, key, parsed.episodes)
+    with progress.phase(f"compiling, and playing {parsed.episodes} episodes", "played"):
+        result = evaluate(loaded.agent, loaded.environment, loaded.params, key, parsed.episodes)
     if result.unfinished:
         _print_error(f"{result.unfinished} episodes did not end and are left out")
     if parsed.json:
@@ -187,8 +214,9 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 def _record(arguments: list[str]) -> int:
-    """record RUN: an episode of a run's newest checkpoint, as a GIF."""
+    """record RUN: an episode of a run's newest checkpoint, or another, as a GIF."""
     from podracer.evaluate import record
+    from podracer.progress import Progress
     from podracer.recording import save_gif
     from podracer.run_directory import RunDirectory
     from podracer.training import evaluation_key, load_policy
@@ -198,20 +226,39 @@ def _record(arguments: list[str]) -> int:
         run_dir: Annotated[pathlib.Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
         out: pathlib.Path | None = None
         """The file; episode.gif in the run directory by default."""
+        checkpoint: str = "newest"
+        """newest, best (by the return in training), or the update that it was saved after."""
         max_steps: int = 1000
         """Where to cut a long episode."""
 
-    parsed = _parse(Record, arguments, "podracer record")
-    loaded = load_policy(parsed.run_dir, report=_print_error)
+    parsed = parse(Record, arguments, "podracer record")
+    checkpoint = _checkpoint(parsed.checkpoint)
+    out = parsed.out or RunDirectory.existing(parsed.run_dir).episode
+    _check_out(out)
+    _check_positive("--max-steps", parsed.max_steps)
+    progress = Progress(0)
+    with progress.phase(f"loading {parsed.run_dir}", "loaded"):
+        loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
     key = evaluation_key(loaded.experiment, loaded.updates, recording=True)
-    frames, episode_return = record(loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps)
-    path = save_gif(frames, parsed.out or RunDirectory(parsed.run_dir).episode)
+    with progress.phase("compiling, and playing an episode", "played"):
+        frames, episode_return = record(
+            loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps
+        )
+    path = save_gif(frames, out)
     print(f"{path}: return {episode_return:.4g}")
     return 0
 
 
+def _checkpoint(text: str) -> Any:
+    if text.isdecimal():
+        return int(text)
+    if text not in ("newest", "best"):
+        raise UsageError(f"--checkpoint is {text}; it must be newest, best or the number of an update")
+    return text
+
+
 def _plot(arguments: list[str]) -> int:
-    """plot RUN [RUN ...]: learning curves; several seeds give mean and spread."""
+    """plot RUN [RUN ...]: learning curves; seeds of the same settings give mean and spread."""
     from podracer.plotting import plot_curves
 
     @dataclasses.dataclass(frozen=True)
@@ -220,9 +267,10 @@ def _plot(arguments: list[str]) -> int:
         out: pathlib.Path = pathlib.Path("curve.png")
         """The file."""
 
-    parsed = _parse(Plot, arguments, "podracer plot")
+    parsed = parse(Plot, arguments, "podracer plot")
     if not parsed.run_dirs:
         raise UsageError("plot needs at least one run directory")
+    _check_out(parsed.out)
     print(plot_curves(list(parsed.run_dirs), parsed.out))
     return 0
 
@@ -256,12 +304,6 @@ def _list(arguments: list[str]) -> int:
     return 0
 
 
-# Options that are used so often that they have a name without their group.
-_SHORT = {
-    "--num-envs": "--architecture.num-envs",
-    "--rollout-length": "--architecture.rollout-length",
-}
-
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
@@ -277,76 +319,21 @@ def _help() -> str:
     for command in _COMMANDS.values():
         usage, _, what = (command.__doc__ or "").partition(": ")
         lines.append(f"  {usage:<34}{what}")
-    return "\n".join([*lines, "", "`podracer COMMAND --help` lists a command's options; `--version` the version."])
+    lines += ["", IMPORT_HELP, "`podracer COMMAND --help` lists a command's options; `--version` the version."]
+    return "\n".join(lines)
 
 
-def _parse(kind: type[Arguments], arguments: list[str], prog: str, default: Arguments | None = None) -> Arguments:
-    """Tyro's parser, with its boxed errors as one line.
-
-    Raises:
-        ValueError: The arguments do not fit.
-    """
-    settings: dict[str, Any] = {} if default is None else {"default": default}
-    captured = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(captured):
-            parsed, unknown = tyro.cli(
-                kind,
-                args=_normalized(arguments),
-                prog=prog,
-                config=(tyro.conf.AvoidSubcommands,),
-                return_unknown_args=True,
-                **settings,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UsageError(_one_line(captured.getvalue())) from None
-    if unknown:
-        option = next((token for token in unknown if token.startswith("-")), None)
-        if option is None:
-            raise UsageError(f"{prog.partition(' ')[2]} takes no argument {unknown[0]!r}")
-        raise unknown_name("option", option.partition("=")[0], [*_options(default or kind), *_SHORT])
-    return parsed
+def _check_positive(option: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{option} is {value}; it must be at least 1")
 
 
-def _options(fields_of: Any, prefix: str = "--") -> Iterator[str]:
-    """The names of the options that the fields of a dataclass are."""
-    for field in dataclasses.fields(fields_of):
-        name = prefix + field.name.replace("_", "-")
-        value = getattr(fields_of, field.name, None)
-        if dataclasses.is_dataclass(value):  # The experiment's own have no prefix.
-            yield from _options(value, prefix if field.name == "experiment" else f"{name}.")
-        else:
-            yield name
-
-
-def _normalized(arguments: list[str]) -> list[str]:
-    """Options with hyphens and in full."""
-    split = [argument.partition("=") for argument in arguments]
-    names = [name.replace("_", "-") if name.startswith("--") else name for name, _, _ in split]
-    return [_SHORT.get(name, name) + equals + value for name, (_, equals, value) in zip(names, split, strict=True)]
-
-
-def _one_line(text: str) -> str:
-    """What a box of tyro's says, between the title in its frame and the rule above its help."""
-    said: list[str] = []
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]:
-        line = re.sub(r"^[\s\u2500-\u257f]+|[\s\u2500-\u257f]+$", "", line)
-        if line.strip("-"):  # Where the terminal is of ASCII there is a rule below the title too.
-            said += line.split()
-        elif said:
-            break
-    return re.sub(r"^Error parsing (experiment(\.\w+)*: )?", "", " ".join(said))
-
-
-def _option(arguments: list[str], name: str) -> str | None:
-    for i, argument in enumerate(arguments):
-        if argument == name and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if argument.startswith(name + "="):
-            return argument.partition("=")[2]
-    return None
+def _check_out(path: pathlib.Path) -> None:
+    """Whether a file can go there, before there is anything to write."""
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a directory")
 
 
 def _print_error(error: object) -> None:

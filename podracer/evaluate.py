@@ -61,61 +61,62 @@ class _Progress:
     steps: Int[Array, ""]
 
 
-def evaluate(
-    agent: Agent,
-    environment: Environment,
-    actor_params: PyTree,
-    key: jax.Array,
-    num_episodes: int,
-    *,
-    max_steps: int = 100_000,
-) -> Evaluation:
-    """Plays `num_episodes` episodes side by side, acting with `evaluate=True`.
+class Evaluator:
+    """Plays episodes side by side, acting with `evaluate=True`; compiled by its first call, for all calls.
 
-    Every environment plays exactly one, so that short episodes do not count more often than long ones. Nothing of the
-    agent changes.
+    Every environment plays exactly one episode, so that short ones do not count more often than long ones. Nothing of
+    the agent changes.
 
     Args:
         agent: The agent.
         environment: A raw environment.
-        actor_params: The agent's `actor_params`.
-        key: Its episodes are a function of the key alone.
         num_episodes: B.
-        max_steps: Per episode.
+        max_steps: Per episode; one that is longer is unfinished.
 
     Raises:
         ValueError: `num_episodes` or `max_steps` is below 1.
     """
-    if num_episodes < 1:
-        raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
-    if max_steps < 1:
-        raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
-    stream = Autoreset(environment)
 
-    # Compiled as one program: on their own the small operations of a reset take longer than all that follows.
-    @jax.jit
-    def start(key: jax.Array) -> tuple[_Progress, jax.Array, jax.Array]:
+    def __init__(self, agent: Agent, environment: Environment, num_episodes: int, *, max_steps: int = 100_000) -> None:
+        if num_episodes < 1:
+            raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
+        if max_steps < 1:
+            raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
+        self._agent, self._stream = agent, Autoreset(environment)
+        self._num_episodes, self._max_steps = num_episodes, max_steps
+        # Compiled as one program: on their own the small operations of a reset take longer than all that follows.
+        self._start = jax.jit(self._first)
+        self._play = jax.jit(self._chunk)
+
+    def __call__(self, actor_params: PyTree, key: jax.Array) -> Evaluation:
+        """The episodes, which are a function of the agent's `actor_params` and the key alone."""
+        progress, act_key, environment_keys = self._start(key)
+        while not (done := np.asarray(progress.done)).all() and int(progress.steps) < self._max_steps:
+            progress = self._play(progress, actor_params, act_key, environment_keys)
+        returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
+        return Evaluation(returns, lengths, int((~done).sum()))
+
+    def _first(self, key: jax.Array) -> tuple[_Progress, jax.Array, jax.Array]:
         reset_key, act_key, environment_key = jax.random.split(key, 3)
-        zero = jnp.zeros(num_episodes, jnp.int32)
+        zero = jnp.zeros(self._num_episodes, jnp.int32)
         progress = _Progress(
-            rollout=start_rollout(agent, stream, jax.random.split(reset_key, num_episodes)),
+            rollout=start_rollout(self._agent, self._stream, jax.random.split(reset_key, self._num_episodes)),
             done=zero.astype(bool),
             episode_return=zero.astype(jnp.float32),
             episode_length=zero,
             steps=jnp.int32(0),
         )
-        return progress, act_key, jax.random.split(environment_key, num_episodes)
+        return progress, act_key, jax.random.split(environment_key, self._num_episodes)
 
-    @jax.jit
-    def play(progress: _Progress, params: PyTree, act_key: jax.Array, environment_keys: jax.Array) -> _Progress:
-        end = progress.steps + _CHUNK
+    def _chunk(self, progress: _Progress, params: PyTree, act_key: jax.Array, environment_keys: jax.Array) -> _Progress:
+        end = jnp.minimum(progress.steps + _CHUNK, self._max_steps)
 
         def unfinished(progress: _Progress) -> jax.Array:
-            return (progress.steps < jnp.minimum(end, max_steps)) & ~progress.done.all()
+            return (progress.steps < end) & ~progress.done.all()
 
         def step(progress: _Progress) -> _Progress:
             where = (progress.rollout, act_key, environment_keys, progress.steps)
-            rollout, _ = rollout_step(agent, stream, params, *where, evaluate=True)
+            rollout, _ = rollout_step(self._agent, self._stream, params, *where, evaluate=True)
             counts = ~progress.done
             return _Progress(
                 rollout=rollout,
@@ -127,11 +128,22 @@ def evaluate(
 
         return jax.lax.while_loop(unfinished, step, progress)
 
-    progress, act_key, environment_keys = start(key)
-    while not (done := np.asarray(progress.done)).all() and int(progress.steps) < max_steps:
-        progress = play(progress, actor_params, act_key, environment_keys)
-    returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
-    return Evaluation(returns, lengths, int((~done).sum()))
+
+def evaluate(
+    agent: Agent,
+    environment: Environment,
+    actor_params: PyTree,
+    key: jax.Array,
+    num_episodes: int,
+    *,
+    max_steps: int = 100_000,
+) -> Evaluation:
+    """Evaluates once. To do it again without compiling again, keep an `Evaluator`, whose arguments these are.
+
+    Raises:
+        ValueError: `num_episodes` or `max_steps` is below 1.
+    """
+    return Evaluator(agent, environment, num_episodes, max_steps=max_steps)(actor_params, key)
 
 
 def record(

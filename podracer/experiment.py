@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import pathlib
@@ -15,8 +16,9 @@ import jax
 from podracer import envs
 from podracer.agent import Agent
 from podracer.agents import registry
-from podracer.anakin import Anakin, AnakinConfig
+from podracer.anakin import MAX_ROWS_PER_CALL, Anakin, AnakinConfig
 from podracer.envs.names import unknown_name
+from podracer.fields import flatten
 from podracer.types import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -28,8 +30,7 @@ _ROWS_PER_CPU_DEVICE = 2048
 # A call of the compiled program should end often enough for progress, checkpoints and Ctrl-C.
 _ROWS_PER_WINDOW = 2**18
 _WINDOWS_PER_RUN = 200
-# What the compiled program counts in 32 bits: the rows of a window, and the updates of a run.
-_MAX_ROWS_PER_WINDOW = 2**30
+# What the compiled program counts in 32 bits.
 _MAX_UPDATES = 2**31 - 1
 
 
@@ -119,10 +120,10 @@ class Experiment:
                 f"total_steps is {self.total_steps:,}, which makes {self.num_updates:,} updates of {size}; at most "
                 f"{_MAX_UPDATES:,} are counted"
             )
-        if self.window * self.steps_per_update > _MAX_ROWS_PER_WINDOW:
+        if self.window * self.steps_per_update > MAX_ROWS_PER_CALL:
             raise ValueError(
                 f"{self.window:,} update{'s' * (self.window > 1)} of {size} are too many for one call of the compiled "
-                f"program, which counts to {_MAX_ROWS_PER_WINDOW:,}"
+                f"program, which counts to {MAX_ROWS_PER_CALL:,}"
             )
 
     @property
@@ -163,7 +164,12 @@ class Experiment:
         """
         self._ask_for_cpu_devices()  # First: making an environment may start JAX.
         environment, agent = self.make()
-        return Anakin(agent, environment, self.architecture, self._choose_devices())
+        *more, fewest = self._device_choices()
+        for devices in more:
+            # Nobody asked for as many devices, so an agent that cannot divide its work among them gets fewer.
+            with contextlib.suppress(ValueError):
+                return Anakin(agent, environment, self.architecture, devices)
+        return Anakin(agent, environment, self.architecture, fewest)
 
     def run(
         self,
@@ -179,8 +185,25 @@ class Experiment:
 
         return train(self, run_dir, resume=resume, overwrite=overwrite, quiet=quiet, wandb_project=wandb_project)
 
+    def check_can_be_saved(self) -> None:
+        """Whether `config.json` could give the experiment back.
+
+        Raises:
+            ValueError: The agent is not registered, or a value is of a type that JSON has not; it is named.
+        """
+        values = self.to_dict()
+        for name, value in flatten(values).items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{name} is {value!r}, of type {type(value).__name__}, which config.json cannot hold; "
+                    "give a bool, int, float, str, or a tuple of them"
+                ) from None
+        Experiment.from_dict(values)
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values. The agent and the architecture are tagged with their registered names."""
+        """As JSON values. The agent is tagged with its registered name."""
         values = dataclasses.asdict(self)
         values["agent"] = {"name": registry.registered_name(self.agent), **values["agent"]}
         return values
@@ -207,16 +230,17 @@ class Experiment:
             with contextlib.suppress(RuntimeError):
                 jax.config.update("jax_num_cpu_devices", max(cores, self.devices or 1))
 
-    def _choose_devices(self) -> list[jax.Device]:
+    def _device_choices(self) -> list[list[jax.Device]]:
+        """What to run on, best first."""
         available = jax.devices()
         if self.devices is not None:
             if self.devices > len(available):
                 raise ValueError(f"devices is {self.devices}; this machine has {len(available)}")
-            return available[: self.devices]
+            return [available[: self.devices]]
         if available[0].platform != "cpu":
-            return available
+            return [available]
         most = min(len(available), max(1, self.steps_per_update // _ROWS_PER_CPU_DEVICE))
-        return available[: next(n for n in range(most, 0, -1) if self.architecture.num_envs % n == 0)]
+        return [available[:n] for n in range(most, 0, -1) if self.architecture.num_envs % n == 0]
 
 
 def _replace(default: Any, values: dict[str, Any], where: str) -> Any:

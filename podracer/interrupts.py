@@ -15,8 +15,9 @@ _is_saving = threading.Event()
 def interrupted_between_steps() -> Iterator[threading.Event]:
     """Ctrl-C sets an event, for a loop to leave off where its state is whole.
 
-    When the block ends, however late the event was set, it ends with KeyboardInterrupt. A second Ctrl-C interrupts at
-    once. Outside the main thread, and where Ctrl-C is ignored, the event is never set.
+    That there is something to wait for is said at once. When the block ends, however late the event was set, it ends
+    with KeyboardInterrupt. A second Ctrl-C interrupts at once. Outside the main thread, and where Ctrl-C is ignored,
+    the event is never set.
 
     Raises:
         KeyboardInterrupt: At the end of the block, after Ctrl-C.
@@ -29,6 +30,7 @@ def interrupted_between_steps() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: Any) -> None:
         event.set()
+        os.write(2, b"\nstopping after the updates that are under way, and saving; Ctrl-C again does not wait\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, handle)

@@ -6,16 +6,18 @@ a disk that is full is reported and recorded in `errors`.
 
 import contextlib
 import errno
-import importlib
 import json
 import math
 import os
 import pathlib
+import secrets
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+from podracer.envs.packages import import_package
 
 Metrics = Mapping[str, float | int]
 
@@ -33,7 +35,7 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One JSON object a line, on disk when `write` returns.
+    """One JSON object a line, with the system when `write` returns: it survives `kill -9`, not a power cut.
 
     The lines are strict JSON, which has no NaN and no infinity: both become null. Write a window's metrics before
     saving the checkpoint of its last update; then `truncate_after` and resuming leave every update in the file once.
@@ -147,24 +149,32 @@ class TensorBoardLogger:
 class WandbLogger:
     """Weights & Biases, over `env_steps`.
 
+    Steps that a resumed run repeats are there already; W&B ignores them.
+
     Args:
         project: The project's name.
         config: The run's configuration.
-        directory: The run's directory; also its identity, so that a resumed run goes on in the same curves.
+        directory: The run's directory. The file `wandb_id` in it is the run's identity at W&B, written by its first
+            logger and read by those after it, so that a resumed run goes on in the same curves.
 
     Raises:
         ValueError: If wandb is not installed (names the command) or cannot be imported.
     """
 
     def __init__(self, project: str, *, config: dict[str, Any], directory: str | pathlib.Path):
-        try:
-            wandb = importlib.import_module("wandb")
-        except ModuleNotFoundError as error:
-            raise ValueError("logging to W&B needs the package wandb: pip install 'podracer-rl[wandb]'") from error
-        except Exception as error:
-            raise ValueError(f"the installed wandb cannot be imported: {type(error).__name__}: {error}") from error
+        wandb = import_package("wandb")
         directory = pathlib.Path(directory).absolute()
-        self._run = wandb.init(project=project, config=config, dir=str(directory), name=directory.name, resume="allow")
+        identity = directory / "wandb_id"
+        if not identity.is_file():
+            identity.write_text(secrets.token_hex(8))
+        self._run = wandb.init(
+            project=project,
+            config=config,
+            dir=str(directory),
+            name=directory.name,
+            id=identity.read_text(),
+            resume="allow",
+        )
 
     def write(self, metrics: Metrics) -> None:
         numbers = {name: _as_number(name, value) for name, value in metrics.items()}

@@ -3,13 +3,18 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from podracer.fields import flatten
+
 _POINTS = 400
+# What may differ between runs whose mean is drawn: it does not change what is learnt, or at random only. The number of
+# devices is not among these, as an agent may divide its batches by it.
+_FREE = ("name", "seed", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
 # Distinguishable with the common colour deficiencies (Okabe and Ito's set, its yellow and black left out).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -19,14 +24,16 @@ class Curve:
     """One run's returns: `episode_return[i]` is the mean over the episodes that ended in the window up to `steps[i]`.
 
     Attributes:
-        label: What the run is of; runs that differ in their seed only have the same.
+        label: The experiment's name, which runs with other settings may have too.
         steps: `[N]` environment steps, increasing.
         episode_return: `[N]`.
+        settings: What the run is of besides, `{"agent.discount": 0.99}`; equal for runs that differ in their seed only.
     """
 
     label: str
     steps: Float[np.ndarray, "N"]
     episode_return: Float[np.ndarray, "N"]
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def plot_curves(
@@ -34,9 +41,10 @@ def plot_curves(
 ) -> pathlib.Path:
     """Draws the return over environment steps.
 
-    Runs of the same experiment, whatever their seeds, share a colour: each is a thin line, their mean a thick one with
-    a band of one standard deviation, over the steps that all of them have reached. These are moving means over a
-    fiftieth of the run. Of an experiment's only run the thin line is the windows as they were.
+    Runs that differ in their seed only share a colour: each is a thin line, their mean a thick one with a band of one
+    standard deviation, over the steps that all of them have reached. These are moving means over a fiftieth of the run.
+    Of an experiment's only run the thin line is the windows as they were. Where runs of one name have other settings,
+    the settings that differ are named with it.
 
     Args:
         run_dirs: Directories with a `metrics.jsonl`, and a `config.json` that says what they are of.
@@ -51,10 +59,11 @@ def plot_curves(
     """
     if not run_dirs:
         raise ValueError("no runs to plot; name at least one run directory")
+    read = [read_curve(run_dir) for run_dir in run_dirs]
     groups: dict[str, list[Curve]] = {}
-    for run_dir in run_dirs:
-        curve = read_curve(run_dir)
-        groups.setdefault(curve.label, []).append(curve)
+    for curve in read:
+        groups.setdefault(_told_apart(curve, read), []).append(curve)
+    experiments = {curve.label for curve in read}
 
     # Imported late, as it takes long; and without pyplot, whose figures are global and never freed.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,7 +75,7 @@ def plot_curves(
     axes = figure.add_subplot()
     for index, (label, curves) in enumerate(groups.items()):
         _draw(axes, label, curves, _COLOURS[index % len(_COLOURS)])
-    axes.set_title(title or (next(iter(groups)) if len(groups) == 1 else "learning curves"), loc="left", weight="bold")
+    axes.set_title(title or ("learning curves" if len(experiments) > 1 else read[0].label), loc="left", weight="bold")
     axes.set_xlabel("environment steps")
     axes.set_ylabel("episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -110,16 +119,30 @@ def read_curve(run_dir: str | pathlib.Path) -> Curve:
             raise ValueError(f"line {number} of {path} is not a line of metrics") from error
     if not steps:
         raise ValueError(f"{path} has no finished episode to plot in its {len(lines)} lines")
-    return Curve(_label(run_dir), np.array(steps), np.array(returns))
+    config = _config(run_dir)
+    # The experiment's name; failing that its environment, failing that the directory's name.
+    names = [config[name] for name in ("name", "experiment", "env") if isinstance(config.get(name), str)]
+    label = names[0] if names else run_dir.resolve().name
+    settings = flatten({name: value for name, value in config.items() if name not in _FREE})
+    return Curve(label, np.array(steps), np.array(returns), settings)
 
 
-def _label(run_dir: pathlib.Path) -> str:
-    """The experiment's name; failing that its environment, failing that the directory's name."""
+def _config(run_dir: pathlib.Path) -> dict[str, Any]:
+    """What the run was configured with; nothing where that cannot be read."""
     try:
-        config: Any = json.loads((run_dir / "config.json").read_text())
-        return str(next(config[name] for name in ("name", "experiment", "env") if isinstance(config.get(name), str)))
-    except (OSError, ValueError, StopIteration, AttributeError):
-        return run_dir.resolve().name
+        config = json.loads((run_dir / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _told_apart(curve: Curve, curves: Iterable[Curve]) -> str:
+    """A curve's label, with those of its settings that others of the label do not have."""
+    others = [other.settings for other in curves if other.label == curve.label]
+    differing = [
+        f"{name} {value}" for name, value in curve.settings.items() if any(other.get(name) != value for other in others)
+    ]
+    return ", ".join([curve.label, *differing])
 
 
 def _draw(axes: Any, label: str, curves: list[Curve], colour: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 from typing import Any
 
 from podracer.experiment import Experiment
+from podracer.fields import differences
 
 # What may differ between a run and its continuation without making it another run.
 _FREE = ("devices", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
@@ -47,6 +48,10 @@ class RunDirectory:
     @property
     def summary(self) -> pathlib.Path:
         return self.path / "summary.json"
+
+    @property
+    def wandb_id(self) -> pathlib.Path:
+        return self.path / "wandb_id"
 
     @classmethod
     def default(cls, experiment: Experiment) -> "RunDirectory":
@@ -96,7 +101,7 @@ class RunDirectory:
         self.check_free(overwrite=overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in (self.metrics, self.curve, self.episode, self.summary):
+            for file in (self.metrics, self.curve, self.episode, self.summary, self.wandb_id):
                 file.unlink(missing_ok=True)
             for directory in (self.tensorboard, self.checkpoints):
                 if directory.exists():
@@ -111,13 +116,7 @@ class RunDirectory:
         Raises:
             ValueError: It is of another; the fields are named.
         """
-        own, other = _flat(identity(self.experiment())), _flat(identity(experiment))
-        differing = [
-            f"{name} was {own.get(name)!r} and is {other.get(name)!r}"
-            for name in sorted(own.keys() | other.keys())
-            if own.get(name) != other.get(name)
-        ]
-        if differing:
+        if differing := list(differences(identity(self.experiment()), identity(experiment))):
             raise ValueError(f"{self.path} is a run of another experiment: {', '.join(differing)}")
 
     def experiment(self) -> Experiment:
@@ -153,11 +152,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"agent": {"discount": 0.9}}` as `{"agent.discount": 0.9}`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

@@ -6,10 +6,9 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
-from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from podracer import plotting
@@ -82,14 +81,15 @@ def train(
     else:
         directory = RunDirectory.default(experiment) if run_dir is None else RunDirectory(pathlib.Path(run_dir))
         directory.check_free(overwrite=overwrite)
-        experiment.to_dict()  # What could not be saved and resumed is refused before anything is written.
+        experiment.check_can_be_saved()
     if wandb_project is not None:
         import_package("wandb")
+    began = time.perf_counter()
     anakin = experiment.make_anakin()
     if not resume:
         directory.create(experiment, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
-        run = _Run(experiment, anakin, directory, quiet, wandb_project, stack)
+        run = _Run(experiment, anakin, directory, quiet, wandb_project, stack, began)
         if resume:
             run.restore()
         try:
@@ -103,7 +103,7 @@ def train(
 
 @dataclasses.dataclass
 class _Counters:
-    """What a checkpoint holds besides the state."""
+    """How far a run is; a checkpoint holds it besides the state."""
 
     updates: int = 0
     env_steps: int = 0
@@ -123,10 +123,11 @@ class _Run:
         quiet: bool,
         wandb_project: str | None,
         stack: contextlib.ExitStack,
+        began: float,
     ) -> None:
         self.experiment, self.anakin, self.directory = experiment, anakin, directory
         self.quiet, self.wandb_project, self.stack = quiet, wandb_project, stack
-        self.began = time.perf_counter()
+        self.began, self.tracing_seconds = began, time.perf_counter() - began
         self.progress = self._progress(0)
         stack.callback(lambda: self.progress.close())
         self.counters = _Counters()
@@ -154,9 +155,16 @@ class _Run:
         if not self.checkpointer.updates():
             self._warn(f"{self.directory.path} has no checkpoint yet; starting from the beginning")
             return
-        restored = self.checkpointer.restore(_shapes(self.anakin))
+        restored = self.checkpointer.restore(self.anakin.shapes)
         self.state, self.is_restored = restored.state, True
-        self.counters = _Counters(**restored.metadata)
+        metadata = dict(restored.metadata)
+        devices, now = metadata.pop("devices"), self.anakin.mesh.size
+        if devices != now:
+            self._warn(
+                f"the run was on {devices} device{'s' * (devices > 1)} and goes on with {now}: right, but not bit for "
+                f"bit what it would have been; --devices {devices} makes it so"
+            )
+        self.counters = _Counters(**metadata)
         self.resumed_at = self.counters.env_steps
         self.progress = self._progress(self.counters.updates)
         self.progress.message(f"resumed at update {self.counters.updates}, {self.counters.env_steps:,} steps")
@@ -179,7 +187,7 @@ class _Run:
             anakin.compile()
             if not self.is_restored:
                 self.state = anakin.init(experiment.seed)
-        counters.compile_seconds += phase.seconds
+        counters.compile_seconds += self.tracing_seconds + phase.seconds
 
     def train(self) -> None:
         """All updates that are left. One window is read while the next is computed."""
@@ -242,8 +250,9 @@ class _Run:
                 self.progress.message(f"no curve: {error}")
         with self._writing(directory.episode):
             key = evaluation_key(experiment, counters.updates, recording=True)
-            frames, _ = record(self.anakin.agent, self.anakin.environment.environment, params, key)
-            save_gif(frames, directory.episode)
+            with self.progress.phase("recording an episode", "recorded"):
+                frames, _ = record(self.anakin.agent, self.anakin.environment.environment, params, key)
+                save_gif(frames, directory.episode)
         self.progress.message(
             f"{evaluation}, {summary['steps_per_second']:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all"
         )
@@ -309,7 +318,8 @@ class _Run:
     def _save(self, score: float | None) -> None:
         """Saves the state, which must be that of the last window read."""
         saved = dataclasses.replace(self.counters, wall_seconds=self._wall_seconds())
-        self.checkpointer.save(self.counters.updates, self.state, dataclasses.asdict(saved), score)
+        metadata = dataclasses.asdict(saved) | {"devices": self.anakin.mesh.size}
+        self.checkpointer.save(self.counters.updates, self.state, metadata, score)
         # What saving took is not training time.
         self.window_began = time.perf_counter()
 
@@ -329,16 +339,6 @@ class _Run:
             self._warn(f"could not write {path}: {error.strerror or error}")
 
 
-def _shapes(anakin: Anakin) -> AnakinState:
-    """The state without its values, to restore into: making one would cost a compilation."""
-    shapes = jax.eval_shape(anakin.init, jax.eval_shape(lambda: jax.random.key(0)))
-
-    def placed(sharding: NamedSharding, part: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
-
-    return jax.tree.map(placed, anakin.shardings, shapes, is_leaf=lambda x: isinstance(x, NamedSharding))
-
-
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:
     """A run's environment and agent, with the parameters to act with from a checkpoint of it."""
@@ -350,15 +350,21 @@ class LoadedPolicy:
     updates: int
 
 
-def load_policy(run_dir: str | pathlib.Path, report: Callable[[str], None] = lambda message: None) -> LoadedPolicy:
-    """The newest readable checkpoint of a run, on one device; of the state only the learner is read.
+def load_policy(
+    run_dir: str | pathlib.Path,
+    checkpoint: int | Literal["newest", "best"] = "newest",
+    report: Callable[[str], None] = lambda message: None,
+) -> LoadedPolicy:
+    """A run's policy from one of its checkpoints, on one device; of the state only the learner is read.
 
     Args:
         run_dir: The run directory.
+        checkpoint: The update that it was saved after, the newest readable, or the one with the best return in
+            training.
         report: Called with one line for every checkpoint that was skipped.
 
     Raises:
-        ValueError: It is not a run directory, or no checkpoint in it can be read.
+        ValueError: It is not a run directory, there is no such checkpoint, or it cannot be read.
     """
     directory = RunDirectory.existing(run_dir)
     experiment = directory.experiment()
@@ -366,7 +372,8 @@ def load_policy(run_dir: str | pathlib.Path, report: Callable[[str], None] = lam
     template = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))
     checkpointer = Checkpointer(directory.checkpoints, config=identity(experiment), report=report)
     with contextlib.closing(checkpointer):
-        restored = checkpointer.restore(template, only="learner")
+        update = checkpointer.best() if checkpoint == "best" else None if checkpoint == "newest" else checkpoint
+        restored = checkpointer.restore(template, update, only="learner")
     return LoadedPolicy(experiment, environment, agent, agent.actor_params(restored.state), restored.update)
 
 

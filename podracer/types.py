@@ -93,6 +93,11 @@ def split_mask(observation: PyTree) -> tuple[PyTree, Bool[Array, "*B A"] | None]
     return observation, None
 
 
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """What errors call a leaf of a pytree: its path, for example `.action_mask` or `['image']`."""
+    return jax.tree_util.keystr(path) or "(root)"
+
+
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
     """Shape and dtype of one array without its batch axis, with its bounds where they are known."""
@@ -105,7 +110,11 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteSpec:
-    """One of `num_actions` integers, the first of which is `start`. An action is a scalar of `dtype`."""
+    """One of `num_actions` integers, the first of which is `start`. An action is a scalar of `dtype`.
+
+    Raises:
+        ValueError: There is no action.
+    """
 
     num_actions: int
     start: int = 0
@@ -118,7 +127,11 @@ class DiscreteSpec:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscreteSpec:
-    """Several independent discrete components. An action is a vector `[len(num_actions)]` of `dtype`."""
+    """Several independent discrete components. An action is a vector `[len(num_actions)]` of `dtype`.
+
+    Raises:
+        ValueError: There is no component, or one of them has no action.
+    """
 
     num_actions: tuple[int, ...]
     dtype: str = "int32"
@@ -133,6 +146,9 @@ class BoundedSpec:
     """A vector of reals, each between its finite bounds. An action is float32 `[len(low)]`.
 
     Environments whose action is a scalar or has more axes reshape in their adapter.
+
+    Raises:
+        ValueError: A bound is not finite, or a lower one not below the upper one.
     """
 
     low: tuple[float, ...]
@@ -154,10 +170,24 @@ class EnvironmentSpec:
     Attributes:
         observation: Pytree of `ArraySpec`; a `MaskedObservation` of them where actions can be illegal.
         action: The action space.
+
+    Raises:
+        ValueError: The action mask is not what the action space needs: bool, of shape `(num_actions,)` or, if
+            multi-discrete, `(sum(num_actions),)`. Real actions have none.
     """
 
     observation: Any
     action: ActionSpec
+
+    def __post_init__(self) -> None:
+        mask: Any = split_mask(self.observation)[1]
+        if mask is None:
+            return
+        if isinstance(self.action, BoundedSpec):
+            raise ValueError(f"the observation has an action mask, {mask}; actions that are real have none")
+        needed = (int(np.sum(self.action.num_actions)),)
+        if not isinstance(mask, ArraySpec) or mask.shape != needed or np.dtype(mask.dtype) != bool:
+            raise ValueError(f"the action mask is {mask}; {self.action} needs one of shape {needed} and dtype bool")
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

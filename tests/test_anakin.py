@@ -146,11 +146,30 @@ def test_environments_have_streams_of_their_own_whatever_the_devices() -> None:
     assert len(set(noise.tolist())) == 8
 
 
-def test_another_seed_gives_other_episodes_and_another_learner(counting: Anakin) -> None:
-    draws = {float(counting.init(seed).learner["draw"]) for seed in (0, 1)}
-    assert len(draws) == 2
-    by_number, by_key = counting.init(5), counting.init(jax.random.key(5))
+def test_another_seed_gives_other_episodes_and_another_learner() -> None:
+    runner = anakin(Patchwork(DiscreteSpec(2)), devices=range(2))
+    noise, draws = [], []
+    for seed in (1, 1, 2):
+        state = runner.init(seed)
+        draws.append(float(state.learner["draw"]))
+        start = np.asarray(state.rollout.timestep.observation[:, 3])
+        state, _ = runner.run(state, 1)
+        noise.append(np.concatenate([start, state.rollout.timestep.observation[:, 3]]))
+    np.testing.assert_array_equal(noise[0], noise[1])
+    assert (noise[0] != noise[2]).all()
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize("seed", [np.int64(5), np.uint8(5)])
+def test_a_seed_may_be_an_integer_of_numpy_or_a_key(counting: Anakin, seed: Any) -> None:
+    by_number, by_key = counting.init(seed), counting.init(jax.random.key(5))
     assert difference(jax.tree.map(to_numpy, by_number), jax.tree.map(to_numpy, by_key), 0) is None
+
+
+@pytest.mark.parametrize("seed", [0.5, "1", None, jnp.uint32(1), jnp.zeros(2, jnp.uint32)])
+def test_what_is_no_seed_is_refused(counting: Anakin, seed: Any) -> None:
+    with pytest.raises(ValueError, match="it must be an integer or one typed key"):
+        counting.init(seed)
 
 
 def test_the_state_is_donated_and_the_callers_key_is_not(counting: Anakin) -> None:
@@ -194,10 +213,58 @@ def test_environments_that_do_not_divide_among_devices_are_refused(num_envs: int
         anakin(Countdown(3), num_envs=num_envs, devices=range(devices))
 
 
+def test_no_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="devices is empty"):
+        anakin(Countdown(3), devices=())
+
+
+def test_lengths_are_summed_beyond_what_int32_holds(counting: Anakin) -> None:
+    state = counting.init(0)
+    episodes = state.rollout.episodes
+    long = jax.device_put(episodes.running_length + 2**29, episodes.running_length.sharding)
+    rollout = dataclasses.replace(state.rollout, episodes=dataclasses.replace(episodes, running_length=long))
+    _, window = counting.run(dataclasses.replace(state, rollout=rollout), 1)
+    # 8 environments finish an episode of 2^29 + 3 steps each.
+    assert summarize(window)["episode_length"] == pytest.approx(2**29 + 3, rel=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming(Instrument):
+    """Has one more metric."""
+
+    name: str = "loss"
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
+        learner, memory, metrics = super().update(*args, **kwargs)
+        return learner, memory, metrics | {self.name: jnp.float32(0)}
+
+
+@pytest.mark.parametrize("name", ["updates", "env_steps", "episode_return", "reward"])
+def test_metrics_may_not_take_the_names_of_what_is_counted(name: str) -> None:
+    with pytest.raises(ValueError, match=f"names a metric '{name}'; reserved are reward, "):
+        anakin(Countdown(3), agent=Naming(name=name))
+
+
+class Spoiling(Instrument):
+    """Its acting parameters are infinite after the third update, of which its metrics say nothing."""
+
+    def actor_params(self, learner: Any) -> Any:
+        return jnp.where(learner["updates"] == 3, jnp.inf, learner["updates"].astype(jnp.float32))
+
+
+def test_parameters_that_the_last_update_spoiled_are_noticed_before_they_are_saved() -> None:
+    runner = anakin(Countdown(3), num_envs=2, length=4, devices=range(2), agent=Spoiling())
+    state, window = runner.run(runner.init(0), 2)
+    summarize(window)
+    _, window = runner.run(state, 1)
+    with pytest.raises(FloatingPointError, match=r"acting_parameters was not finite at update 3$"):
+        summarize(window)
+
+
 @pytest.mark.parametrize("field", ["num_envs", "rollout_length"])
-@pytest.mark.parametrize("value", [0, -4])
-def test_sizes_below_one_are_refused(field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{field} is {value}; it must be at least 1"):
+@pytest.mark.parametrize("value", [0, -4, 64.0, True, None])
+def test_sizes_that_are_no_positive_integers_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value}; it must be an integer of at least 1"):
         AnakinConfig(**{field: value})
 
 

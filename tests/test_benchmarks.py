@@ -1,5 +1,6 @@
 """That the benchmarks measure what they say. Not how fast anything is: that depends on the machine."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -14,6 +15,9 @@ from benchmarks.contestants import Entry
 from benchmarks.learning_table import Target, markdown
 from benchmarks.ratios import Ratio, in_units
 from benchmarks.worker import Worker, WorkerError
+from podracer import experiments
+from podracer.experiment import Experiment
+from podracer.run_directory import RunDirectory
 
 
 def test_textbook_learns() -> None:
@@ -116,20 +120,70 @@ def test_share_of_seeds(good: int, seeds: int, reached: bool) -> None:
 
 
 def test_finished_seeds_are_not_trained_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [learning.Job("e", seed, tmp_path / f"seed_{seed}") for seed in range(4)]
-    for job, text in zip(jobs, (json.dumps(_summary(1.0)), "{half a fi", json.dumps(_summary(1.0))), strict=False):
-        job.directory.mkdir()
-        (job.directory / "summary.json").write_text(text)  # The third is of seed 0, in the wrong place.
+    jobs = [learning.Job("ppo_cartpole", seed, tmp_path / f"seed_{seed}") for seed in range(7)]
+
+    def leave(job: learning.Job, text: str | None = None, **changes: Any) -> None:
+        RunDirectory(job.directory).create(
+            experiments.get("ppo_cartpole", **{"seed": job.seed, **changes}), overwrite=True
+        )
+        (job.directory / "summary.json").write_text(text or json.dumps(_summary(1.0)))
+
+    leave(jobs[0])
+    leave(jobs[1], devices=1)
+    leave(jobs[2], "{half a fi")
+    leave(jobs[3], seed=0)
+    # Of the same name, before its settings changed.
+    leave(jobs[4], total_steps=400_000)
+    leave(jobs[5], agent=dataclasses.replace(experiments.get("ppo_cartpole").agent, learning_rate=0.5))
     trained = []
 
     def train(job: learning.Job, cores: Any) -> None:
         trained.append(job.seed)
-        job.directory.mkdir(exist_ok=True)
-        (job.directory / "summary.json").write_text(json.dumps(_summary(2.0, seed=job.seed)))
+        leave(job)
 
     monkeypatch.setattr(learning, "run_job", train)
     assert learning.run_all(jobs, at_once=1) == []
-    assert trained == [1, 2, 3]
+    assert trained == [2, 3, 4, 5, 6]
+
+
+def test_the_table_says_what_it_was_made_on(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "run_all", lambda jobs, at_once: [])
+    assert learning.main(["ppo_cartpole", "--out", str(tmp_path)]) == 0
+    here = machine.describe()
+    line = (tmp_path / "results.md").read_text().splitlines()[-1]
+    for part in (here["cpu"], f"{machine.usable_cores()} cores", f"jax {jax.__version__}", str(here["commit"])):
+        assert part in line
+
+
+def test_every_target_of_memory_and_compilation_is_answered() -> None:
+    data = {"resident_megabytes": [[10, 500.0], [100, 504.0]], "compilations": {"run": 1}, "compile_seconds": 9.0}
+    assert [row[3] for row in memory.rows(data)] == ["", "", "yes", "yes", "yes"]
+    data = {"resident_megabytes": [[10, 500.0], [100, 506.0]], "compilations": {"run": 2}, "compile_seconds": 11.0}
+    assert [row[3] for row in memory.rows(data)] == ["", "", "no", "no", "no"]
+
+
+def test_every_target_of_speed_is_answered() -> None:
+    assert set(speed.TARGETS) <= {workload[:3] for workload in speed.WORKLOADS}
+    assert speed.verdict(("CartPole-v1", 2048, 64), 2.99) == ">= 3: no"
+    assert speed.verdict(("CartPole-v1", 64, 128), 2.0) == ">= 2: yes"
+    assert speed.verdict(("CartPole-v1", 4, 128), 0.9) == ">= 1: no"
+    assert speed.verdict(("Breakout-MinAtar", 64, 128), 0.9) == ""
+
+
+def test_the_clock_of_compiling_starts_before_anything_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anakin:
+        def init(self, seed: int) -> None: ...
+
+        def compile(self) -> None: ...
+
+    def make_anakin(experiment: Experiment) -> Anakin:
+        clock.append(clock[-1] + 5.0)
+        return Anakin()
+
+    clock = [100.0]
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[-1])
+    monkeypatch.setattr(Experiment, "make_anakin", make_anakin)
+    assert memory._compile_seconds() == 5.0
 
 
 def test_jobs_have_a_core_each(tmp_path: pathlib.Path) -> None:

@@ -261,6 +261,18 @@ def test_keeps_the_newest_and_the_best_also_after_a_restart(tmp_path):
     assert checkpointer.updates() == [50, 80]
 
 
+def test_the_best_is_found_and_the_newest_of_equals(tmp_path, checkpointer):
+    checkpointer = Checkpointer(tmp_path, keep_last=4, config={})
+    with pytest.raises(ValueError, match=r"no checkpoint in .* has a score"):
+        checkpointer.best()
+    for update, score in enumerate([1.0, 3.0, 3.0, None], 1):
+        checkpointer.save(update, {"x": jnp.zeros(1)}, {}, score)
+    checkpointer.wait()
+    assert checkpointer.best() == 3
+    (tmp_path / "3" / "checksums.json").write_text("{}}")
+    assert Checkpointer(tmp_path, config={}).best() == 2
+
+
 def test_a_score_that_is_not_a_number_is_never_the_best(tmp_path):
     checkpointer = Checkpointer(tmp_path, keep_last=1, config={})
     for update, score in enumerate([float("nan"), 1.0, None, float("nan"), 0.5]):
@@ -346,11 +358,14 @@ def test_another_experiment_is_refused_with_the_fields_that_differ(tmp_path, che
     assert same.restore({"x": jnp.zeros(3)}).update == 1
     other = Checkpointer(tmp_path / "checkpoints", config={"agent": {"name": "ppo"}, "env": "snake", "sizes": [64, 64]})
     with pytest.raises(
-        ValueError, match=r"another experiment: agent.learning_rate was 0.001 and is 'absent', "
+        ValueError, match=r"another experiment: agent.learning_rate was 0.001 and is absent, "
     ) as raised:
         other.restore({"x": jnp.zeros(3)})
     assert "env was 'catch' and is 'snake'" in str(raised.value)
     assert "name" not in str(raised.value)
+    # A field that did not exist yet when it was saved.
+    younger = Checkpointer(tmp_path / "checkpoints", config={**CONFIG, "target_kl": None, "new": {"field": 1}})
+    assert younger.restore({"x": jnp.zeros(3)}).update == 1
 
 
 def test_leaves_that_differ_are_listed(checkpointer):

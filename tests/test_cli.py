@@ -1,6 +1,9 @@
+import ast
 import errno
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from podracer import cli, envs, training
 from podracer.anakin import Anakin
 from podracer.envs.packages import EnvironmentUnavailableError
 from podracer.experiment import Experiment
+from podracer.options import _one_line
 from podracer.run_directory import RunDirectory
 
 
@@ -92,10 +96,17 @@ BAD_INPUT = {
     # Numbers out of range, and what is not a number.
     "train tiny_catch --total-steps 31": "total_steps is 31, less than one update of 8 environments x 4 steps = 32",
     "train tiny_catch --total-steps -1": "total_steps is -1, less than one update",
-    "train tiny_catch --total-steps nan": "--total-steps: invalid literal for int() with base 10: 'nan'",
-    "train tiny_catch --total-steps 1e6": "--total-steps: invalid literal for int() with base 10: '1e6'",
-    "train tiny_catch --num-envs 0": "num_envs is 0; it must be at least 1",
-    "train tiny_catch --rollout-length -4": "rollout_length is -4; it must be at least 1",
+    "train tiny_catch --total-steps nan": "--total-steps is nan; it must be a whole number",
+    "train tiny_catch --total-steps inf": "--total-steps is inf; it must be a whole number",
+    "train tiny_catch --total-steps 1e-3": "--total-steps is 1e-3; it must be a whole number",
+    "train tiny_catch --total-steps=2.5": "--total-steps is 2.5; it must be a whole number",
+    "train tiny_catch --total-steps None": "--total-steps is None; it must be a whole number",
+    "train tiny_catch --devices two": "--devices is two; it must be a whole number",
+    "train tiny_catch --checkpoints.interval 0.5": "--checkpoints.interval is 0.5; it must be a whole number",
+    "evaluate nowhere --episodes 1.5": "--episodes is 1.5; it must be a whole number",
+    "evaluate nowhere --checkpoint latest": "--checkpoint is latest; it must be newest, best or the number",
+    "train tiny_catch --num-envs 0": "num_envs is 0; it must be an integer of at least 1",
+    "train tiny_catch --rollout-length -4": "rollout_length is -4; it must be an integer of at least 1",
     "train tiny_catch --seed -1": "seed is -1; it must be within [0, 2^32)",
     "train tiny_catch --devices 0": "devices is 0; it must be at least 1",
     "train tiny_catch --agent.learning-rate -0.1": "learning_rate is -0.1; it must be a finite number, 0 or more",
@@ -109,6 +120,7 @@ BAD_INPUT = {
     "train": "train begins with the name of an experiment: ppo_acrobot, ",
     "train --seed 1": "train begins with the name of an experiment: ppo_acrobot, ",
     "train tiny_catch --seed": "Missing value for argument '--seed'.",
+    "train tiny_catch --seed --quiet": "Missing value for argument '--seed'.",
     "train tiny_catch more": "train tiny_catch takes no argument 'more'",
     "train --resume": "--resume needs --run-dir, the run to go on with",
     "train --resume --run-dir nowhere": "nowhere is not a run directory: it has no config.json",
@@ -118,6 +130,14 @@ BAD_INPUT = {
     "record nowhere": "nowhere is not a run directory: it has no config.json",
     "plot": "plot needs at least one run directory",
     "plot nowhere": "nowhere is not a run: it has no metrics.jsonl",
+    # Where nothing can be written, whatever there is to write.
+    "plot nowhere --out missing/x.png": "cannot write missing/x.png: there is no directory missing",
+    "plot nowhere --out .": "cannot write .: it is a directory",
+    "record nowhere --out missing/x.gif": "cannot write missing/x.gif: there is no directory missing",
+    # Modules of the user.
+    "train tiny_catch --import": "--import needs the name of a module",
+    "list envs --import no_such_module": "cannot import no_such_module: ModuleNotFoundError: No module named 'no_such",
+    "trian --import=jaxtyping": "there is no command 'trian'; nearest: train",
     "list": "list takes one of experiments, agents, envs",
 }
 
@@ -173,7 +193,7 @@ def test_an_environment_whose_package_is_missing(refused):
     ids=["unicode", "ascii"],
 )
 def test_a_box_becomes_a_line_on_any_terminal(box):
-    assert cli._one_line(box.lstrip("\n")) == "value is -1; it must be at least 0-1"
+    assert _one_line(box.lstrip("\n")) == "value is -1; it must be at least 0-1"
 
 
 def test_parameters_of_an_environment(podracer_exits, trained):
@@ -246,6 +266,68 @@ def test_without_options_an_experiment_is_as_it_is_registered(podracer_exits, tr
 
 
 @pytest.mark.parametrize(
+    ("text", "steps"), [("1e7", 10_000_000), ("10_000_000", 10_000_000), ("1.5e3", 1500), ("640", 640), ("2E2", 200)]
+)
+def test_whole_numbers_in_any_notation(text, steps, podracer_exits, trained):
+    equals = f"--checkpoints.interval={text}"
+    assert podracer_exits("train", "tiny_catch", "--total-steps", text, equals, "--updates-per-window", "1")[0] == 0
+    ((experiment, _, _),) = trained
+    assert (experiment.total_steps, experiment.checkpoints.interval) == (steps, steps)
+    assert type(experiment.total_steps) is int
+
+
+def test_only_whole_numbers_change_notation(podracer_exits, trained):
+    command = "--agent.learning-rate 1e-1 --name 1e3 --devices None --env-parameters rows 3 columns 1e1"
+    assert podracer_exits("train", "tiny_catch", *command.split())[0] == 0
+    ((experiment, _, _),) = trained
+    assert (experiment.agent.learning_rate, experiment.name, experiment.devices) == (0.1, "1e3", None)
+    assert repr(experiment.env_parameters) == "{'rows': 3, 'columns': 10.0}"
+
+
+USERS_MODULE = """
+import dataclasses
+import podracer
+
+podracer.envs.register("mine:Grid", podracer.envs.catch.Catch)
+small = podracer.experiments.get("ppo_cartpole", env="podracer:Catch")
+podracer.experiments.register(dataclasses.replace(small, name="my_experiment"))
+"""
+
+
+def test_a_module_of_the_user_is_known_to_every_command(tmp_path):
+    """In the directory where the command is given, as for `python -m`."""
+    (tmp_path / "my_module.py").write_text(USERS_MODULE)
+    (tmp_path / "another.py").write_text("print('imported')")
+    for arguments, expected in {
+        "--import=my_module list envs --import another": "mine:Grid",
+        "train --import my_module my_experiment --env mine:Grid --help": "--total-steps",
+    }.items():
+        command = [sys.executable, "-c", "import sys; del sys.path[0]; from podracer import cli; cli.main()"]
+        result = subprocess.run(
+            [*command, *arguments.split()], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+        assert expected in result.stdout
+        assert ("imported\n" in result.stdout) == ("another" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise RuntimeError('it went\\nwrong')", "RuntimeError: it went wrong"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_module_that_does_not_import_is_bad_input(content, message, podracer_exits, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_module.py").write_text(content)
+    code, out, error = podracer_exits("list", "envs", "--import", "broken_module")
+    assert (code, out, error) == (2, "", [f"podracer: cannot import broken_module: {message}"])
+
+
+@pytest.mark.parametrize(
     "command", ["resume RUN", "train --run-dir RUN --resume", "train tiny_catch --resume --run_dir=RUN"]
 )
 def test_three_ways_to_resume(command, podracer_exits, trained, tmp_path):
@@ -278,18 +360,39 @@ def test_evaluate(finished, podracer_exits):
     assert (code, error) == (0, [])
     expected = {"experiment": "tiny_catch", "updates": 12, **finished.summary["evaluation"]}
     assert json.loads(out) == expected
-    # Text, and other numbers of episodes.
+    # As text, with what takes its time announced.
     code, out, error = podracer_exits("evaluate", finished.run_dir, "--episodes", "4")
-    assert (code, error) == (0, [])
+    assert (code, untimed(error)) == (
+        0, [f"loading {finished.run_dir} ...", "loaded", "compiling, and playing 4 episodes ...", "played"]
+    )  # fmt: skip
     assert out.startswith(f"tiny_catch after 12 updates: return {expected['mean']:.4g} +- ")
-    code, _, error = podracer_exits("evaluate", finished.run_dir, "--episodes", "0")
-    assert (code, error) == (2, ["podracer: the number of episodes is 0; it must be at least 1"])
+
+
+def untimed(lines):
+    return [re.sub(r" in [\d.]+ s$", "", line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "evaluate RUN --episodes 0": "--episodes is 0; it must be at least 1",
+        "record RUN --max-steps 0": "--max-steps is 0; it must be at least 1",
+        "record RUN --out missing/x.gif": "cannot write missing/x.gif: there is no directory missing",
+        "plot RUN --out missing/x.png": "cannot write missing/x.png: there is no directory missing",
+    }.items(),
+)
+def test_bad_input_is_refused_before_a_run_is_loaded(command, message, finished, refused, monkeypatch):
+    monkeypatch.setattr(training, "load_policy", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("podracer.plotting.read_curve", lambda run: pytest.fail("read"))
+    assert refused(*command.replace("RUN", str(finished.run_dir)).split()) == message
 
 
 def test_record(finished, podracer_exits, tmp_path):
     recorded = (finished.run_dir / "episode.gif").read_bytes()
     code, out, error = podracer_exits("record", finished.run_dir, "--out", tmp_path / "again.gif")
-    assert (code, error) == (0, [])
+    assert (code, untimed(error)) == (
+        0, [f"loading {finished.run_dir} ...", "loaded", "compiling, and playing an episode ...", "played"]
+    )  # fmt: skip
     assert out in (f"{tmp_path / 'again.gif'}: return {value}\n" for value in (-1, 1))
     # The same episode as the run recorded at its end.
     assert (tmp_path / "again.gif").read_bytes() == recorded
@@ -426,7 +529,7 @@ def test_a_process_uses_every_core_where_it_is_worth_it(tmp_path):
 import jax, podracer
 experiment = podracer.experiments.get("ppo_breakout_minatar")
 experiment._ask_for_cpu_devices()
-print(len(jax.devices()), len(experiment._choose_devices()))
+print(len(jax.devices()), len(experiment._device_choices()[0]))
 """
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     result = subprocess.run(
@@ -436,3 +539,17 @@ print(len(jax.devices()), len(experiment._choose_devices()))
     assert made == cores
     assert chosen == max(n for n in (1, 2, 4) if n <= cores)
     assert len(jax.devices()) == 8, "tests run on eight"
+
+
+@pytest.mark.slow
+def test_the_program_in_the_readme_learns(tmp_path, compiled_programs):
+    readme = pathlib.Path(__file__).parent.parent / "README.md"
+    (program,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | compiled_programs
+    command = [sys.executable, "-W", "error", "-c", program]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
+    *returns, summary = result.stdout.splitlines()
+    assert len(returns) == 6
+    assert ast.literal_eval(summary)["episodes"] == 128
+    assert ast.literal_eval(summary)["mean"] > 100 > float(returns[0])

@@ -12,7 +12,7 @@ from podracer import envs
 from podracer.agent import ActorOutput
 from podracer.envs import Countdown, Step
 from podracer.envs.probe import ProbeMemory
-from podracer.evaluate import Evaluation, evaluate, record
+from podracer.evaluate import Evaluation, Evaluator, evaluate, record
 from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec
 
 
@@ -110,11 +110,27 @@ def test_evaluating_is_a_function_of_the_key_and_changes_nothing():
     environment = envs.make("podracer:Catch")
     agent, params = tiny(environment)
     before = bits_of(params)
-    first, again = (evaluate(agent, environment, params, key(), 32) for _ in range(2))
-    np.testing.assert_array_equal(first.returns, again.returns)
-    other = evaluate(agent, environment, params, jax.random.key(8), 32)
+    evaluator = Evaluator(agent, environment, 32)
+    first = evaluator(params, key())
+    other = evaluator(params, jax.random.key(8))
     assert (first.returns != other.returns).any()
+    np.testing.assert_array_equal(first.returns, evaluator(params, key()).returns)
+    np.testing.assert_array_equal(first.returns, evaluate(agent, environment, params, key(), 32).returns)
     assert bits_of(params) == before
+
+
+def test_an_evaluator_is_traced_for_its_first_call_only(monkeypatch):
+    traced = []
+    act = Tiny.act
+    monkeypatch.setattr(Tiny, "act", lambda *args, **kwargs: traced.append(1) or act(*args, **kwargs))
+    environment = Countdown(2)
+    agent, params = tiny(environment)
+    evaluator = Evaluator(agent, environment, 4)
+    evaluator(params, key())
+    before = len(traced)
+    assert before > 0
+    evaluator(jax.tree.map(lambda x: x + 1, params), jax.random.key(8))
+    assert len(traced) == before
 
 
 def test_the_agent_is_asked_not_to_explore():

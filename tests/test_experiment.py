@@ -3,6 +3,7 @@ import json
 import math
 
 import jax
+import numpy as np
 import pytest
 import tiny_runs
 from tiny_runs import TinyConfig
@@ -85,7 +86,7 @@ def test_a_field_that_is_left_out_has_its_default():
         ({"env": None}, r"env is None, which is of the wrong type"),
         ({"env_parameters": {"rows": [1]}}, r"env_parameters is .*, which is of the wrong type"),
         ({"env_parameters": ["rows"]}, r"env_parameters is .*, which is of the wrong type"),
-        ({"architecture": {"num_envs": 0}}, r"num_envs is 0; it must be at least 1"),
+        ({"architecture": {"num_envs": 0}}, r"num_envs is 0; it must be an integer of at least 1"),
         ({"architecture": 8}, r"architecture is 8, which is of the wrong type"),
         ({"checkpoints": {"interval": -1}}, r"interval is -1; it must be at least 0"),
         ({"checkpoints": {"keep_last": 0}}, r"keep_last is 0"),
@@ -175,7 +176,46 @@ def test_windows_and_checkpoints(total_steps, updates_per_window, interval, wind
 def test_devices_of_a_cpu_are_used_where_they_are_worth_it(num_envs, rollout_length, devices, chosen):
     architecture = AnakinConfig(num_envs=num_envs, rollout_length=rollout_length)
     experiment = tiny_runs.experiment(architecture=architecture, devices=devices, total_steps=2**30)
-    assert experiment._choose_devices() == jax.devices()[:chosen]
+    assert experiment._device_choices()[0] == jax.devices()[:chosen]
+
+
+@pytest.mark.parametrize(("minibatches", "chosen"), [(8, 2), (16, 1)])
+def test_no_more_devices_are_chosen_than_the_agent_can_divide_its_work_among(minibatches, chosen):
+    """16 environments in sequences: 8 minibatches of 1 on each of two devices, 16 on one only."""
+    agent = PPOConfig(num_minibatches=minibatches, network=NetworkConfig(hidden_sizes=(), recurrent_size=2))
+    architecture = AnakinConfig(num_envs=16, rollout_length=256)
+    changes = {
+        "env": "podracer:Catch",
+        "agent": agent,
+        "architecture": architecture,
+        "devices": None,
+        "total_steps": 2**20,
+    }
+    assert tiny_runs.experiment(**changes).make_anakin().mesh.size == chosen
+    changes["agent"] = dataclasses.replace(agent, num_minibatches=32)
+    with pytest.raises(ValueError, match="num_minibatches is 32"):
+        tiny_runs.experiment(**changes).make_anakin()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": TinyConfig(learning_rate=np.float32(0.5))}, r"agent.learning_rate is .*0.5.*, of type float32"),
+        ({"seed": np.int64(1)}, r"seed is .*1.*; it must be an integer"),
+        ({"env_parameters": {"rows": np.int64(5)}}, r"env_parameters.rows is .*5.*, of type int64"),
+        ({"env_parameters": {"rows": (5, 6)}}, r"env_parameters is .*, which is of the wrong type"),
+        ({"env_parameters": {"rows": math.inf}}, r"env_parameters.rows is inf, of type float"),
+    ],
+)
+def test_what_config_json_could_not_give_back(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_runs.experiment(**changes).check_can_be_saved()
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_can_run(name):
+    """Tracing finds everything that is refused."""
+    experiments.get(name, devices=1).make_anakin()
 
 
 def test_more_devices_than_there_are():
@@ -189,6 +229,8 @@ def test_names_of_experiments():
     assert list(experiments.names()) == sorted(experiments.names())
     with pytest.raises(ValueError, match="no experiment 'ppo_breakot_minatar'; nearest: ppo_breakout_minatar"):
         experiments.get("ppo_breakot_minatar")
+    with pytest.raises(ValueError, match="no field 'sed'; nearest: seed"):
+        experiments.get("tiny_catch", sed=1)
     experiments.register(tiny_runs.experiment())  # The same one again.
     with pytest.raises(ValueError, match="there is an experiment 'tiny_catch' already"):
         experiments.register(tiny_runs.experiment(seed=1))

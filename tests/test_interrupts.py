@@ -23,7 +23,7 @@ def press():
     signal.raise_signal(signal.SIGINT)
 
 
-def test_a_loop_ends_where_its_state_is_whole():
+def test_a_loop_ends_where_its_state_is_whole(capfd):
     done = []
 
     def loop():
@@ -39,6 +39,7 @@ def test_a_loop_ends_where_its_state_is_whole():
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert done == [0, 1, 2, "saved"]
+    assert "saving; Ctrl-C again does not wait" in capfd.readouterr().err
 
 
 def test_ctrl_c_after_the_last_look_is_not_lost():

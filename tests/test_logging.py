@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import os
@@ -194,7 +195,7 @@ def test_tensorboard_on_a_full_disk_is_reported_once_and_does_not_hang(small_dis
 
 def test_wandb_that_is_not_installed_is_an_error_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"needs the package wandb: pip install 'podracer-rl\[wandb\]'"):
+    with pytest.raises(ValueError, match="the package wandb is not installed; install it with `pip install wandb`"):
         WandbLogger("project", config={}, directory=tmp_path)
 
 
@@ -202,32 +203,58 @@ def test_wandb_that_is_broken_is_an_error_that_says_so(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text("raise AttributeError('np.float_ was removed')")
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"the installed wandb cannot be imported: AttributeError: np.float_ was removed"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be imported: AttributeError: np.float_ was removed"):
         WandbLogger("project", config={}, directory=tmp_path)
 
 
-def test_wandb_gets_finite_numbers_over_steps(tmp_path, monkeypatch):
-    calls = []
+class Wandb(types.ModuleType):
+    """W&B as far as it is used: a run goes on only with `resume` and the id that it began with."""
 
-    class Run:
-        def log(self, metrics, step):
-            calls.append((metrics, step))
+    def __init__(self):
+        super().__init__("wandb")
+        self.calls, self.runs = [], {}
 
-        def finish(self):
-            calls.append("finish")
+    def init(self, *, id=None, resume=None, **arguments):
+        self.calls.append(arguments)
+        id = id or f"random{len(self.calls)}"
+        if resume != "allow":
+            self.runs[id] = []
+        return WandbRun(self.runs.setdefault(id, []))
 
-    wandb = types.ModuleType("wandb")
-    wandb.init = lambda **arguments: calls.append(arguments) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    logger = WandbLogger("project", config={"seed": 1}, directory=tmp_path / "run")
+
+@dataclasses.dataclass
+class WandbRun:
+    logged: list
+
+    def log(self, metrics, step):
+        self.logged.append((metrics, step))
+
+    def finish(self):
+        self.logged.append("finish")
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_finite_numbers_over_steps(tmp_path, wandb):
+    logger = WandbLogger("project", config={"seed": 1}, directory=tmp_path)
     logger.write({"env_steps": 10, "loss": 0.5, "episode_return": math.nan})
     logger.close()
-    assert calls[0]["project"] == "project"
-    assert calls[0]["config"] == {"seed": 1}
-    assert calls[0]["resume"] == "allow"
-    assert calls[1:] == [({"loss": 0.5}, 10), "finish"]
+    (arguments,) = wandb.calls
+    assert arguments == {"project": "project", "config": {"seed": 1}, "dir": str(tmp_path), "name": tmp_path.name}
+    assert list(wandb.runs.values()) == [[({"loss": 0.5}, 10), "finish"]]
+
+
+def test_a_resumed_run_is_the_same_run_at_wandb(tmp_path, wandb):
+    for name, steps in (("a", 10), ("b", 10), ("a", 20)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        logger = WandbLogger("project", config={}, directory=tmp_path / name)
+        logger.write({"env_steps": steps, "loss": 0.5})
+    assert [[step for _, step in logged] for logged in wandb.runs.values()] == [[10, 20], [10]]
 
 
 def test_importing_the_module_imports_no_logger():

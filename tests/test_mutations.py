@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Source file, what it says, what it is made to say, and the tests that have to notice.
+# Source file, what it says, what it is made to say, and the tests that have to notice: a file, or one test of it.
 MUTATIONS = [
     ("ops/advantages.py", "values[1:] - values[:-1]", "values[1:] + values[:-1]", "ops/test_advantages.py"),
     ("ops/advantages.py", "timestep.last()[1:]", "timestep.last()[:-1]", "ops/test_advantages.py"),
@@ -52,6 +52,49 @@ MUTATIONS = [
     ("networks/inputs.py", "len(spec.shape) > 1", "len(spec.shape) > 0", "networks/test_inputs.py"),
     ("networks/torsos.py", "for j in range(self.size)", "for j in range(self.size)[::-1]", "networks/test_torsos.py"),
     ("networks/actor_critic.py", "first[:, None], 0, s", "~first[:, None], 0, s", "networks/test_actor_critic.py"),
+    ("ops/normalization.py", "jnp.where(count > 0, count, 1)", "jnp.maximum(count, 1)", "ops/test_normalization.py"),
+    (
+        "agents/ppo.py",
+        "advantage + values[:-1]",
+        "advantage + values[1:]",
+        "agents/test_ppo.py::test_a_gradient_step_is_that_of_the_papers_loss",
+    ),
+    (
+        "agents/ppo.py",
+        "recurrent)[1][-1]",
+        "recurrent)[1][0]",
+        "agents/test_ppo.py::test_recurrent_values_are_recomputed_from_the_states_that_acted",
+    ),
+    (
+        "agents/ppo.py",
+        "returns.variance <= 1e-10",
+        "returns.variance < 1e-10",
+        "agents/test_ppo.py::test_returns_that_never_vary_leave_rewards_as_they_are",
+    ),
+    (
+        "envs/autoreset.py",
+        "1 - terminated.astype",
+        "1 - (terminated | truncated).astype",
+        "envs/test_autoreset.py::test_every_row_of_a_known_stream",
+    ),
+    (
+        "envs/autoreset.py",
+        "previous == StepType.LAST",
+        "previous == StepType.FIRST",
+        "envs/test_autoreset.py::test_every_row_of_a_known_stream",
+    ),
+    (
+        "rollout.py",
+        "jnp.where(first, 0, self.running_length + 1)",
+        "jnp.where(first, 1, self.running_length + 1)",
+        "test_rollout.py::test_statistics_go_on_over_windows_and_start_anew_with_an_episode",
+    ),
+    (
+        "evaluate.py",
+        "counts = ~progress.done",
+        "counts = progress.done",
+        "test_evaluate.py::test_every_environment_plays_exactly_one_episode",
+    ),
 ]
 
 
@@ -92,4 +135,5 @@ def test_a_mutation_is_noticed(tmp_path, source, old, new, tests):
 def test_every_mutation_is_one_place_in_todays_source(source, old, new, tests):
     assert (ROOT / "podracer" / source).read_text().count(old) == 1
     assert old != new
-    assert (ROOT / "tests" / tests).exists()
+    file, _, test = tests.partition("::")
+    assert f"def {test}" in (ROOT / "tests" / file).read_text()

@@ -110,6 +110,49 @@ def test_the_moving_mean_is_over_what_there_is():
     np.testing.assert_array_equal(plotting._smoothed(values[:50]), values[:50])
 
 
+def labels(drawn):
+    return [kwargs["label"] for _, kwargs in drawn["plot"] if "label" in kwargs]
+
+
+def test_runs_of_one_name_and_other_settings_are_no_seeds(tmp_path, drawn):
+    def config(seed, learning_rate, **changes):
+        return {
+            "name": "x",
+            "seed": seed,
+            "agent": {"name": "ppo", "learning_rate": learning_rate, "sizes": [4]},
+        } | changes
+
+    configs = [config(0, 0.1), config(1, 0.1), config(0, 0.2), config(0, 0.1, devices=2)]
+    runs = [make_run(tmp_path / str(i), [1.0, 2.0], config=config) for i, config in enumerate(configs)]
+    plot_curves(runs[:2], tmp_path / "curve.png")
+    assert labels(drawn) == ["x, mean of 2 runs ± 1 std"]
+    drawn["plot"].clear()
+    plot_curves(runs, tmp_path / "curve.png")
+    assert labels(drawn) == [
+        "x, agent.learning_rate 0.1, mean of 2 runs ± 1 std",
+        "x, agent.learning_rate 0.2",
+        "x, agent.learning_rate 0.1, devices 2",
+    ]
+    assert len({kwargs["color"] for _, kwargs in drawn["plot"]}) == 3
+
+
+def test_what_changes_nothing_that_is_learnt_makes_no_curve_of_its_own(tmp_path, drawn):
+    changes = [{}, {"checkpoints": {"interval": 7}}, {"evaluation_episodes": 3}, {"updates_per_window": 2}]
+    runs = [
+        make_run(tmp_path / str(i), [1.0, 2.0], config={"name": "x", "env": "e", "devices": None} | change)
+        for i, change in enumerate(changes)
+    ]
+    plot_curves(runs, tmp_path / "curve.png")
+    assert labels(drawn) == ["x, mean of 4 runs ± 1 std"]
+
+
+def test_only_runs_of_the_same_name_are_told_apart(tmp_path, drawn):
+    configs = [{"name": "x", "env": "e"}, {"name": "y", "env": "f"}]
+    runs = [make_run(tmp_path / str(i), [1.0, 2.0], config=config) for i, config in enumerate(configs)]
+    plot_curves(runs, tmp_path / "curve.png")
+    assert labels(drawn) == ["x", "y"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -88,7 +88,7 @@ def test_where_and_how_a_run_is_made_is_no_part_of_what_it_is(directory):
     )
     with pytest.raises(ValueError, match=r"agent.bias was True and is False, agent.sizes was \(2, 3\) and is \(1,\)$"):
         directory.check_same(tiny_runs.experiment(agent=TinyConfig(bias=False, sizes=(1,))))
-    with pytest.raises(ValueError, match=r"env_parameters.columns was 3 and is None"):
+    with pytest.raises(ValueError, match=r"env_parameters.columns was 3 and is absent"):
         directory.check_same(tiny_runs.experiment(env_parameters={"rows": 3}))
     assert "devices" not in identity(tiny_runs.experiment())
 

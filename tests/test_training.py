@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(finished, tmp_path, no_co
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypatch, only_training):
+def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypatch, capsys, only_training):
     run_dir = stopped(tmp_path / "run", 4, monkeypatch, devices=4)
     _, state, _ = saved_state(run_dir)
     seen = {}
@@ -299,6 +299,7 @@ def test_saved_on_four_devices_and_resumed_on_others(devices, tmp_path, monkeypa
 
     monkeypatch.setattr(training._Run, "restore", restore)
     result = tiny_runs.experiment(devices=devices).run(run_dir, resume=True, quiet=True)
+    assert ("the run was on 4 devices and goes on with" in capsys.readouterr().err) == (devices != 4)
     assert seen == {"state": state, "devices": {devices}}
     assert [line["updates"] for line in metrics_of(run_dir)] == list(range(1, 13))
     assert result.summary["env_steps"] == 256
@@ -308,7 +309,7 @@ def test_steps_past_2_to_the_31_are_counted_right(tmp_path, monkeypatch, only_tr
     run_dir = stopped(tmp_path / "run", 9, monkeypatch)
     experiment = tiny_runs.experiment()
     checkpointer = Checkpointer(run_dir / "checkpoints", config=identity(experiment))
-    restored = checkpointer.restore(training._shapes(experiment.make_anakin()))
+    restored = checkpointer.restore(experiment.make_anakin().shapes)
     begun = restored.metadata["env_steps"]
     # As if the first ten updates had taken that many.
     checkpointer.save(9, restored.state, restored.metadata | {"env_steps": 2**31 - 3, "updates": 10})
@@ -556,6 +557,29 @@ def test_a_loaded_policy_evaluates_as_the_run_did(finished, monkeypatch):
     np.testing.assert_array_equal(evaluation.returns, finished.evaluation.returns)
     assert bits_of(loaded.params) == params
     assert {path: path.read_bytes() for path in finished.run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_policy_is_loaded_from_the_checkpoint_that_is_asked_for(tmp_path, monkeypatch, only_training):
+    experiment = tiny_runs.experiment(checkpoints=CheckpointConfig(interval=1, keep_last=12))
+    experiment.run(tmp_path / "run", quiet=True)
+    returns = {line["updates"]: line["episode_return"] for line in metrics_of(tmp_path / "run")}
+    scored = [update for update, value in returns.items() if value is not None]
+    best = max(scored, key=lambda update: (returns[update], update))
+    loaded = {name: load_policy(tmp_path / "run", name) for name in ("newest", "best", 3)}
+    assert {name: policy.updates for name, policy in loaded.items()} == {"newest": 12, "best": best, 3: 3}
+    assert bits_of(loaded[3].params) != bits_of(loaded["newest"].params)
+    with pytest.raises(ValueError, match="no checkpoint of update 13"):
+        load_policy(tmp_path / "run", 13)
+
+
+def test_what_cannot_be_saved_costs_no_earlier_run(tmp_path, no_compiling):
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(tiny_runs.experiment(), overwrite=False)
+    directory.metrics.write_text("kept")
+    agent = TinyConfig(learning_rate=np.float32(0.5))
+    with pytest.raises(ValueError, match=r"agent.learning_rate is .*, of type float32"):
+        tiny_runs.experiment(agent=agent).run(directory.path, overwrite=True, quiet=True)
+    assert directory.metrics.read_text() == "kept"
 
 
 def test_no_file_of_a_run_is_a_pickle(finished):

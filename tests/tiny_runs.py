@@ -18,7 +18,6 @@ from podracer.checkpoint import Checkpointer
 from podracer.envs import Step
 from podracer.experiment import CheckpointConfig, Experiment
 from podracer.run_directory import RunDirectory, identity
-from podracer.training import _shapes
 from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec, valid_mask
 
 
@@ -135,7 +134,7 @@ def saved_state(run_dir, update=None):
     directory = RunDirectory.existing(run_dir)
     experiment = directory.experiment()
     checkpointer = Checkpointer(directory.checkpoints, config=identity(experiment))
-    restored = checkpointer.restore(_shapes(experiment.make_anakin()), update)
+    restored = checkpointer.restore(experiment.make_anakin().shapes, update)
     checkpointer.close()
     return restored.update, bits_of(restored.state), restored.metadata
 

@@ -23,7 +23,7 @@ from podracer.ops import (
     merge_moments,
     normalize,
 )
-from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
+from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PPOConfig:
         learning_rate: Of Adam, at the first update.
         learning_rate_end: After the last update; linear in between.
         adam_epsilon: Added to the root of the second moment.
-        max_grad_norm: The global norm to which gradients are clipped.
+        max_grad_norm: The global norm to which gradients are clipped; None does not clip.
         discount: gamma.
         gae_lambda: lambda of the advantages.
         num_epochs: Passes over each trajectory.
@@ -50,12 +50,15 @@ class PPOConfig:
         normalize_observations: By the running moments of all observations that were learnt from.
         scale_rewards: Divide rewards by the running standard deviation of the discounted return.
         network: Actor and critic.
+
+    Raises:
+        ValueError: A field is out of range or of another type; the field, its value and the rule are named.
     """
 
     learning_rate: float = 2.5e-4
     learning_rate_end: float = 0.0
     adam_epsilon: float = 1e-5
-    max_grad_norm: float = 0.5
+    max_grad_norm: float | None = 0.5
     discount: float = 0.99
     gae_lambda: float = 0.95
     num_epochs: int = 4
@@ -72,27 +75,29 @@ class PPOConfig:
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
+        may_be_none = ("max_grad_norm", "value_clip", "entropy_coefficient_end", "target_kl")
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None or isinstance(value, bool | NetworkConfig):
-                continue
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{field.name} is {value}; it must be a finite number, 0 or more")
-        for name in ("discount", "gae_lambda"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be within [0, 1]")
-        for name in ("num_epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            value, optional = getattr(self, field.name), field.name in may_be_none
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            match field.name:
+                case "num_epochs" | "num_minibatches":
+                    rule, holds = "an integer of at least 1", number and isinstance(value, int) and value >= 1
+                case "discount" | "gae_lambda":
+                    rule, holds = "within [0, 1]", number and 0 <= value <= 1
+                case "adam_epsilon" | "max_grad_norm":
+                    rule, holds = "a positive number", number and value > 0
+                case "normalize_advantages" | "normalize_observations" | "scale_rewards":
+                    rule, holds = "True or False", isinstance(value, bool)
+                case "network":
+                    rule, holds = "a NetworkConfig", isinstance(value, NetworkConfig)
+                case _:
+                    rule, holds = "a finite number, 0 or more", number and value >= 0
+            if not holds and not (optional and value is None):
+                raise ValueError(f"{field.name} is {value!r}; it must be {rule}{', or None' if optional else ''}")
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> "PPO":
         """The agent for an environment, with schedules over `num_updates`."""
-        seen = spec
-        if self.normalize_observations:
-            # What the network then sees are normalised floats, whatever the environment emits.
-            floats = jax.tree.map(lambda leaf: ArraySpec(leaf.shape, "float32"), split_mask(spec.observation)[0])
-            seen = dataclasses.replace(spec, observation=floats)
-        return PPO(spec, actor_critic(self.network, seen), self, num_updates)
+        return PPO(spec, actor_critic(self.network, spec), self, num_updates)
 
 
 @jax.tree_util.register_dataclass
@@ -110,6 +115,8 @@ class PPOLearner:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PPOActorParams:
+    """What acting reads of the learner: its parameters, and the moments of observations, or `()`."""
+
     params: PyTree
     observations: Any
 
@@ -169,6 +176,7 @@ class PPO:
             raise ValueError(f"num_updates is {self.num_updates}; the schedules need at least 1")
 
     def init(self, key: jax.Array) -> PPOLearner:
+        """Parameters drawn with `key`, a fresh optimiser, and moments by which normalising changes nothing."""
         example, _ = split_mask(self.spec.observation)
         observation = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), example)
         params = self.network.init(key, observation)
@@ -181,13 +189,16 @@ class PPO:
         )
 
     def init_actor(self, batch_size: int) -> PPOActorState:
+        """The network's initial state and discounted returns of 0, `[batch_size, ...]`."""
         recurrent = self.network.initial_state(batch_size) if isinstance(self.network, RecurrentNetwork) else ()
         return PPOActorState(recurrent, jnp.zeros(batch_size, jnp.float32) if self.config.scale_rewards else ())
 
     def init_memory(self, example: Trajectory) -> tuple[()]:
+        """Nothing: a trajectory is learnt from once, in the update after it."""
         return ()
 
     def actor_params(self, learner: PPOLearner) -> PPOActorParams:
+        """The parameters, and the moments that normalise observations both here and in the update that follows."""
         return PPOActorParams(learner.params, learner.observations)
 
     def act(
@@ -199,6 +210,7 @@ class PPO:
         *,
         evaluate: bool = False,
     ) -> ActorOutput:
+        """Samples the policy for `[B, ...]`, or plays its mode to evaluate, and remembers what the ratio needs."""
         observation, mask = split_mask(timestep.observation)
         observation = self._normalized(observation, params.observations)
         if isinstance(self.network, RecurrentNetwork):
@@ -228,6 +240,7 @@ class PPO:
         *,
         axis: str | None = None,
     ) -> tuple[PPOLearner, tuple[()], Metrics]:
+        """`num_epochs * num_minibatches` gradient steps on the `[T, B]` rows; the observations' moments change last."""
         valid = valid_mask(trajectory)
         trajectory = dataclasses.replace(trajectory, extras=_without_masked(trajectory.extras, valid))
         observations, returns = learner.observations, learner.returns
@@ -347,7 +360,8 @@ class PPO:
     def _optimizer(self) -> optax.GradientTransformation:
         # On one flat vector, so that a small network does not pay for a dozen small kernels. The learning rate comes
         # after, from this agent's own count of updates.
-        clipped = optax.clip_by_global_norm(self.config.max_grad_norm)
+        limit = self.config.max_grad_norm
+        clipped = optax.identity() if limit is None else optax.clip_by_global_norm(limit)
         return optax.flatten(optax.chain(clipped, optax.scale_by_adam(eps=self.config.adam_epsilon)))
 
     def _schedule(self, start: float, end: float | None, updates: jax.Array) -> Float[Array, ""]:

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 
 from podracer.agent import ActorOutput, Metrics
-from podracer.envs.recording import legal_action
+from podracer.envs.actions import sample_legal_action
 from podracer.types import EnvironmentSpec, TimeStep, Trajectory
 
 
@@ -49,7 +49,7 @@ class Random:
         self, params: tuple[()], timestep: TimeStep, actor_state: tuple[()], key: jax.Array, *, evaluate: bool = False
     ) -> ActorOutput:
         # Evaluation draws as well: to play at random is all that this agent is.
-        action = legal_action(self.spec, timestep.observation, key, timestep.step_type.shape[0])
+        action = sample_legal_action(self.spec, timestep.observation, key, timestep.step_type.shape[0])
         return ActorOutput(action, actor_state)
 
     def update(

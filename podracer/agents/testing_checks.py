@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from podracer.envs.recording import split_components, to_numpy
+from podracer.envs.actions import split_components
+from podracer.envs.recording import to_numpy
 from podracer.types import (
     ActionSpec,
     BoundedSpec,
@@ -15,6 +16,7 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscreteSpec,
     TimeStep,
+    leaf_name,
     split_mask,
 )
 
@@ -133,7 +135,3 @@ def key_shape() -> Any:
 
 def row(tree: PyTree, index: Any) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x)[index].tolist(), tree)
-
-
-def leaf_name(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "(root)"

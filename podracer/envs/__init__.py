@@ -1,6 +1,7 @@
 """Environments: the contract, the stream that architectures consume, and a registry of names."""
 
-from podracer.envs.autoreset import Autoreset, sample_action
+from podracer.envs.actions import sample_action
+from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment, Step
 from podracer.envs.catch import Catch
 from podracer.envs.countdown import Countdown

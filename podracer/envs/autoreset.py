@@ -8,24 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from podracer.envs.actions import sample_action
 from podracer.envs.base import Environment, Step
-from podracer.types import ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec, StepType, TimeStep
-
-
-def sample_action(spec: EnvironmentSpec, key: jax.Array, batch_size: int) -> jax.Array:
-    """Uniformly random actions `[batch_size, ...]`, legal or not."""
-    action = spec.action
-    match action:
-        case DiscreteSpec():
-            drawn = jax.random.randint(key, (batch_size,), action.start, action.start + action.num_actions, jnp.int32)
-            return drawn.astype(action.dtype)
-        case MultiDiscreteSpec():
-            shape = (batch_size, len(action.num_actions))
-            above = jnp.broadcast_to(jnp.asarray(action.num_actions, jnp.int32), shape)
-            return jax.random.randint(key, shape, 0, above, jnp.int32).astype(action.dtype)
-        case BoundedSpec():
-            low, high = jnp.asarray(action.low, jnp.float32), jnp.asarray(action.high, jnp.float32)
-            return jax.random.uniform(key, (batch_size, len(action.low)), jnp.float32, low, high)
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, leaf_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,21 +108,18 @@ def _state_shape(environment: Environment) -> PyTree:
     def promote(path: Any, a: Any, b: Any) -> jax.ShapeDtypeStruct:
         if a.shape != b.shape:
             raise ValueError(
-                f"the state of {name} changes shape at {jax.tree_util.keystr(path)}: "
-                f"{a.shape} from reset, {b.shape} from step"
+                f"the state of {name} changes shape at {leaf_name(path)}: {a.shape} from reset, {b.shape} from step"
             )
-        # A weak type (a Python number) yields to a strong one; of two strong ones the wider holds both.
-        strong = {x.dtype for x in (a, b) if not getattr(x, "weak_type", False)}
-        dtypes = strong or {a.dtype, b.dtype}
-        if len(dtypes) == 1:
-            return jax.ShapeDtypeStruct(a.shape, dtypes.pop())
+        if a.dtype == b.dtype:
+            return jax.ShapeDtypeStruct(a.shape, a.dtype)
+        # JAX's rules: a weak type, that of a Python number, yields to a strong one, but a real not to an integer.
+        kinds = [np.zeros((), x.dtype).item() if x.weak_type else x.dtype for x in (a, b)]
         try:
             with jax.numpy_dtype_promotion("standard"):
-                return jax.ShapeDtypeStruct(a.shape, jnp.result_type(*dtypes))
-        except TypeError as error:
+                return jax.ShapeDtypeStruct(a.shape, jnp.result_type(*kinds))
+        except (TypeError, ValueError) as error:  # JAX raises either.
             raise ValueError(
-                f"the state of {name} changes type at {jax.tree_util.keystr(path)}: "
-                f"{a.dtype} from reset, {b.dtype} from step"
+                f"the state of {name} changes type at {leaf_name(path)}: {a.dtype} from reset, {b.dtype} from step"
             ) from error
 
     return jax.tree_util.tree_map_with_path(promote, state, stepped)
@@ -146,7 +128,7 @@ def _state_shape(environment: Environment) -> PyTree:
 def _check_same_structure(name: str, what: str, a: PyTree, b: PyTree) -> None:
     structures: list[Any] = [jax.tree.structure(tree) for tree in (a, b)]
     if structures[0] != structures[1]:
-        paths = [{jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(t)} for t in (a, b)]
+        paths = [{leaf_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(t)} for t in (a, b)]
         differing = sorted(paths[0] ^ paths[1]) or [f"{structures[0]} against {structures[1]}"]
         raise ValueError(f"the {what} of {name} differs between reset and step at {', '.join(differing)}")
 
@@ -159,7 +141,7 @@ def _check_observation(name: str, method: str, specs: PyTree, emitted: PyTree) -
     def check(path: Any, spec: ArraySpec, leaf: Any) -> None:
         if spec.shape != leaf.shape:
             raise ValueError(
-                f"{name}.{method} emits the observation leaf {jax.tree_util.keystr(path) or '(root)'} "
+                f"{name}.{method} emits the observation leaf {leaf_name(path)} "
                 f"of shape {leaf.shape}, its spec says {spec.shape}"
             )
 

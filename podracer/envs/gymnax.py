@@ -1,7 +1,8 @@
 """The environments of gymnax (1.0.1 and later), each as a raw `Environment`.
 
-gymnax is imported only when one of its environments is made. Its `step` resets by itself and hides the final
-observation in `info`, so this adapter calls `step_env` and `reset_env`, and `podracer.envs.Autoreset` does the rest.
+gymnax is imported only when one of its environments is made: it makes arrays while it is imported, which starts JAX.
+Its `step` resets by itself and hides the final observation in `info`, so this adapter calls `step_env` and `reset_env`,
+and `podracer.envs.Autoreset` does the rest.
 
 gymnax's code promotes dtypes and ranks freely, and with 64-bit mode on some of its environments cannot be traced at
 all. So it always runs inside `_relaxed`, whatever the caller's settings: strict promotion elsewhere stays strict, and
@@ -12,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +28,8 @@ from podracer.envs.names import check_parameters, unknown_name
 from podracer.envs.packages import EnvironmentUnavailableError, import_package, installed_version
 from podracer.types import ActionSpec, ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec
 
-# What gymnax 1.0.1 registers, so that names can be listed and corrected where it is not installed.
+# What gymnax registers in this version, so that names can be listed and corrected without importing it.
+_VERSION = "1.0.1"
 _NAMES = (
     *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
@@ -39,7 +42,13 @@ _WRONG_BOUNDS = ("GaussianBandit-misc", "MemoryChain-bsuite")
 
 
 def names() -> tuple[str, ...]:
-    """The environments of the installed gymnax, those registered by users included; of 1.0.1 where there is none."""
+    """The environments of the installed gymnax, those registered by users included; of 1.0.1 where there is none.
+
+    Imports gymnax only if it is of another version than 1.0.1.
+    """
+    # Users register theirs with the imported one.
+    if sys.modules.get("gymnax") is None and installed_version("gymnax") in (None, _VERSION):
+        return _NAMES
     try:
         return tuple(_gymnax().registered_envs)
     except (EnvironmentUnavailableError, AttributeError):

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Float, PyTree
 
-from podracer.envs.autoreset import sample_action
-from podracer.types import DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec, StepType, TimeStep, split_mask
+from podracer.envs.actions import sample_legal_action
+from podracer.types import EnvironmentSpec, StepType, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Recording:
 
 def record(stream: Any, batch_size: int, num_steps: int) -> Recording:
     """Drives a batched stream, `podracer.envs.Autoreset` for instance, by random legal actions."""
-    choose = jax.jit(lambda observation, key: legal_action(stream.spec, observation, key, batch_size))
+    choose = jax.jit(lambda observation, key: sample_legal_action(stream.spec, observation, key, batch_size))
     reset, step = jax.jit(stream.reset), jax.jit(stream.step)
     first_keys = jax.random.split(jax.random.key(0), batch_size)
     keys = jax.random.split(jax.random.key(1), (num_steps, batch_size))
@@ -62,30 +62,6 @@ def record(stream: Any, batch_size: int, num_steps: int) -> Recording:
     stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (states, timesteps, actions)]
     timesteps_numpy = jax.tree.map(to_numpy, stacked[1])
     return Recording(stream.spec, reset, step, stacked[0], timesteps_numpy, stacked[2], keys, first_keys)
-
-
-def legal_action(spec: EnvironmentSpec, observation: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
-    """Uniformly random actions among the legal ones, `[batch_size, ...]`."""
-    mask = split_mask(observation)[1]
-    if mask is None:
-        return sample_action(spec, key, batch_size)
-    action = spec.action
-    assert isinstance(action, DiscreteSpec | MultiDiscreteSpec), f"actions {action} cannot be masked"
-    drawn = [
-        jax.random.categorical(jax.random.fold_in(key, i), jnp.where(component, 0.0, -jnp.inf))
-        for i, component in enumerate(split_components(spec, mask))
-    ]
-    if isinstance(action, DiscreteSpec):
-        return (drawn[0] + action.start).astype(action.dtype)
-    return jnp.stack(drawn, axis=-1).astype(action.dtype)
-
-
-def split_components(spec: EnvironmentSpec, mask: Bool[Array, "*B A"]) -> list[Any]:
-    """The mask of each component of the action, `[*B, num_actions]`."""
-    if not isinstance(spec.action, MultiDiscreteSpec):
-        return [mask]
-    ends = np.cumsum(spec.action.num_actions)
-    return [mask[..., end - size : end] for end, size in zip(ends, spec.action.num_actions, strict=True)]
 
 
 def flatten(state: PyTree, observation: PyTree, batch: tuple[int, ...]) -> Float[np.ndarray, "*batch N"]:

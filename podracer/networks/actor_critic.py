@@ -26,6 +26,9 @@ class NetworkConfig:
         activation: After every hidden layer.
         shared: Whether actor and critic share the torso, which halves the work of small networks on a CPU.
         recurrent_size: Units of an LSTM after a shared torso; 0 for none.
+
+    Raises:
+        ValueError: A size is no integer or too small, or a name is unknown; the rule is said.
     """
 
     torso: Literal["mlp", "cnn"] = "mlp"
@@ -37,13 +40,14 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_sizes", "channels"):
-            if any(size < 1 for size in getattr(self, name)):
-                raise ValueError(f"{name} is {getattr(self, name)}; every size must be at least 1")
-        for name, valid in (("torso", ("mlp", "cnn")), ("activation", tuple(ACTIVATIONS))):
+            sizes = getattr(self, name)
+            if not isinstance(sizes, tuple) or not all(type(size) is int and size >= 1 for size in sizes):
+                raise ValueError(f"{name} is {sizes!r}; it must be a tuple of integers, each at least 1")
+        for name, valid in (("torso", ("mlp", "cnn")), ("activation", tuple(ACTIVATIONS)), ("shared", (False, True))):
             if getattr(self, name) not in valid:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(valid)}")
-        if self.recurrent_size < 0:
-            raise ValueError(f"recurrent_size is {self.recurrent_size}; it must be 0 for none, or positive")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; valid: {', '.join(map(str, valid))}")
+        if type(self.recurrent_size) is not int or self.recurrent_size < 0:
+            raise ValueError(f"recurrent_size is {self.recurrent_size!r}; it must be an integer, 0 for none or more")
 
     def torso_module(self, name: str) -> nn.Module:
         """The torso as a module."""

@@ -85,7 +85,7 @@ def from_equinox(make_module: "Callable[[jax.Array], equinox.Module]", spec: Env
     try:
         import equinox
     except ImportError as error:
-        raise ImportError("from_equinox needs the package equinox: pip install podracer-rl[equinox]") from error
+        raise ImportError("from_equinox needs the package equinox: pip install -e '.[equinox]'") from error
 
     abstract = equinox.filter_eval_shape(make_module, jax.random.key(0))
     found, structure = jax.tree_util.tree_flatten_with_path(abstract)

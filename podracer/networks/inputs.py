@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from podracer.types import ArraySpec
+from podracer.types import ArraySpec, leaf_name
 
 
 def to_float(x: jax.Array, spec: ArraySpec) -> Float[Array, "*B"]:
@@ -45,7 +45,7 @@ def image(spec: PyTree, smallest: int) -> Callable[[jax.Array], Float[Array, "*B
     shape = getattr(spec, "shape", None)
     if shape is None or len(shape) != 3 or min(shape[:2]) < smallest:
         leaves = jax.tree_util.tree_leaves_with_path(spec)
-        found = ", ".join(f"{_name(path)} of shape {leaf.shape}" for path, leaf in leaves)
+        found = ", ".join(f"{leaf_name(path)} of shape {leaf.shape}" for path, leaf in leaves)
         raise ValueError(
             f"torso 'cnn' takes one image [H, W, C] of at least {smallest} x {smallest}; the observation is {found}; "
             "use torso 'mlp'"
@@ -56,8 +56,4 @@ def image(spec: PyTree, smallest: int) -> Callable[[jax.Array], Float[Array, "*B
 def _check_numbers(spec: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(spec):
         if not isinstance(leaf, ArraySpec) or np.dtype(leaf.dtype).kind not in "buif":
-            raise ValueError(f"the observation leaf {_name(path)} is {leaf}; networks take arrays of real numbers")
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path) or "(root)"
+            raise ValueError(f"the observation leaf {leaf_name(path)} is {leaf}; networks take arrays of real numbers")

@@ -10,7 +10,14 @@ from podracer.types import Trajectory, valid_mask
 def generalized_advantages(
     trajectory: Trajectory, values: Float[Array, "T+1 B"], discount: float, lambda_: float
 ) -> Float[Array, "T B"]:
-    """GAE(lambda) (Schulman et al. 2016, arXiv 1506.02438), cut at episode ends.
+    """GAE(lambda) (Schulman et al. 2016, arXiv 1506.02438, equation 16), cut at episode ends.
+
+    ```
+    delta_t = r_{t+1} + gamma * discount_{t+1} * v_{t+1} - v_t
+    A_t     = delta_t + gamma * discount_{t+1} * lambda_{t+1} * A_{t+1},    A_T = 0
+    ```
+
+    where `lambda_{t+1}` is lambda, and 0 where timestep `t + 1` is LAST: what follows is of another episode.
 
     At a truncation the last advantage bootstraps from the value of the true final observation, at a termination from 0.
     Nothing flows backwards across the row `LAST -> FIRST`, whose own advantage is 0 whatever it contains.
@@ -28,7 +35,6 @@ def generalized_advantages(
     timestep = trajectory.timestep
     r_t = jnp.where(valid, timestep.reward[1:], 0)
     discount_t = jnp.where(valid, discount * timestep.discount[1:], 0)
-    # What lambda multiplies is the advantage of the next row, which belongs to another episode after LAST.
     lambda_t = jnp.where(timestep.last()[1:], 0, jnp.float32(lambda_))
     error = r_t + discount_t * values[1:] - values[:-1]
 

@@ -1,22 +1,47 @@
 """Policy distributions over the three kinds of action, as functions of a network's output.
 
-Each has `sample(key)`, `mode()`, `log_prob(sample)`, `entropy()` and `to_action(sample)`. What a distribution samples
-is what log-probabilities are taken of; `to_action` turns it into what the environment receives. For tanh-squashed
-actions the sample is the value before the squashing, which keeps log-probabilities exact and finite.
+What a distribution samples is what log-probabilities are taken of; `to_action` turns it into what the environment
+receives. For tanh-squashed actions the sample is the value before the squashing, which keeps log-probabilities exact
+and finite.
 """
 
 import dataclasses
 import math
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from podracer.types import ActionSpec, BoundedSpec, DiscreteSpec, MultiDiscreteSpec
 
 
+class Distribution(Protocol):
+    """What agents ask of a distribution with leading axes `*B`. A `*sample` is `*B` if discrete, else `*B K`."""
+
+    def sample(self, key: jax.Array) -> Shaped[Array, "*sample"]:
+        """One draw per row."""
+        ...
+
+    def mode(self) -> Shaped[Array, "*sample"]:
+        """The sample that evaluation plays: the likeliest, of `TanhNormal` that of the normal before squashing."""
+        ...
+
+    def log_prob(self, sample: Shaped[Array, "*sample"]) -> Float[Array, "*B"]:
+        """The log-probability of the action that `sample` stands for; a density where actions are real."""
+        ...
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """In nats, summed over components."""
+        ...
+
+    def to_action(self, sample: Shaped[Array, "*sample"]) -> Shaped[Array, "*sample"]:
+        """What the environment receives, within the spec's start or bounds."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
-class Categorical:
+class Categorical(Distribution):
     """One of `A` actions. Illegal ones have probability exactly 0; a row with no legal action counts as all legal."""
 
     logits: Float[Array, "*B A"]
@@ -46,7 +71,7 @@ class Categorical:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiCategorical:
+class MultiCategorical(Distribution):
     """Independent categorical components; the logits of all of them side by side, `[*B, sum(num_actions)]`."""
 
     components: tuple[Categorical, ...]
@@ -80,7 +105,7 @@ class MultiCategorical:
 
 
 @dataclasses.dataclass(frozen=True)
-class TanhNormal:
+class TanhNormal(Distribution):
     """A diagonal normal squashed by tanh into the action's bounds (SAC, arXiv 1801.01290, appendix C).
 
     The entropy is that of the normal before squashing, which has a closed form; the squashed one has none. The log
@@ -117,14 +142,12 @@ class TanhNormal:
 
     def to_action(self, sample: Float[Array, "*B K"]) -> Float[Array, "*B K"]:
         low, high = (_lead(bound, sample.ndim) for bound in self._bounds())
-        # The clip is for float32 rounding of bounds such as 0.1, not for the distribution.
-        return jnp.clip(low + (high - low) * (jnp.tanh(sample) + 1) / 2, low, high)
+        share = (jnp.tanh(sample) + 1) / 2
+        # In this form both bounds are reached exactly. The clip is for float32 rounding between them.
+        return jnp.clip(low * (1 - share) + high * share, low, high)
 
     def _bounds(self) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(self.spec.low, jnp.float32), jnp.asarray(self.spec.high, jnp.float32)
-
-
-Distribution = Categorical | MultiCategorical | TanhNormal
 
 
 def num_parameters(spec: ActionSpec) -> int:

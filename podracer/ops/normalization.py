@@ -45,7 +45,8 @@ def merge_moments(moments: Moments, batch: PyTree, mask: Bool[Array, "*N"], axis
         return jnp.where(weight, jnp.square(kept - mean[(None,) * rows]), 0).sum(tuple(range(rows)))
 
     count, totals = parallel.mean_over_replicas((mask.sum().astype(jnp.float32), jax.tree.map(total, batch)), axis)
-    safe = jnp.maximum(count, 1)
+    # The count of the average replica, which is below 1 where most have no valid row.
+    safe = jnp.where(count > 0, count, 1)
     mean = jax.tree.map(lambda t: t / safe, totals)
     spread = parallel.mean_over_replicas(jax.tree.map(squares, batch, mean), axis)
     replicas = 1 if axis is None else jax.lax.axis_size(axis)

@@ -21,13 +21,15 @@ from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs import Autoreset
 from podracer.networks import Network, NetworkConfig
 from podracer.ops import num_parameters
-from podracer.rollout import start_rollout, unroll
+from podracer.rollout import RolloutState, start_rollout, unroll
 from podracer.types import (
+    ActionSpec,
     ArraySpec,
     BoundedSpec,
     DiscreteSpec,
     EnvironmentSpec,
     MaskedObservation,
+    MultiDiscreteSpec,
     StepType,
     TimeStep,
     Trajectory,
@@ -74,6 +76,7 @@ class TestRecurrent(AgentConformance):
     feed_forward_probes = False
     remembers = True
     actions = (DiscreteSpec(2),)
+    rollout_length = 7  # No multiple of the 4 rows of a memory episode, so that windows cut episodes.
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> Agent:
         # Sequences stay whole, so with one environment on each of 8 devices there is one minibatch.
@@ -103,7 +106,7 @@ def linear_ppo(
     spec: EnvironmentSpec, *, policy: Any = 0.0, value: Any = 0.0, num_updates: int = 10, **config: Any
 ) -> PPO:
     # With so large an epsilon Adam's first step is proportional to the gradient: lr * g / (|g| + eps).
-    numbers = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 1e4, "adam_epsilon": 1e4, "max_grad_norm": 1e9}
+    numbers = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 1e4, "adam_epsilon": 1e4, "max_grad_norm": None}
     return PPO(spec, linear_network(policy, value)(spec), PPOConfig(**(numbers | config)), num_updates)
 
 
@@ -294,34 +297,80 @@ def test_the_rest_of_an_update_is_left_out_past_the_target_kl() -> None:
     np.testing.assert_array_equal(params(num_epochs=5, target_kl=1e9), five)
 
 
-def test_recurrent_values_are_recomputed_from_the_states_that_acted() -> None:
-    # Two trajectories, so that the second starts in the middle of episodes, with their states; more end inside it.
-    # With so narrow a clip every probability ratio that differs from 1 by 1e-5 is counted.
-    network = NetworkConfig(hidden_sizes=(4,), recurrent_size=4)
-    numbers = {"num_epochs": 1, "num_minibatches": 1, "clip_epsilon": 1e-5}
-    stream = Autoreset(Patchwork(DiscreteSpec(3)))
-    agent = PPOConfig(network=network, **numbers).make(stream.spec, 10)
+def act_twice(agent: PPO, environment: Patchwork, key: jax.Array) -> tuple[PPOLearner, Trajectory, Trajectory]:
+    """A learner, and two trajectories that it acts one after the other: 6 steps of 8 environments each."""
+    stream, keys = Autoreset(environment), jax.random.split(key, 4)
+    learner = agent.init(keys[0])
+    # A fresh policy is nearly uniform whatever it sees.
+    learner = dataclasses.replace(learner, params=jax.tree.map(lambda x: 3 * x, learner.params))
+
+    def window(state: RolloutState, key: jax.Array) -> tuple[RolloutState, Trajectory]:
+        act_key, environment_key = jax.random.split(key)
+        environment_keys = jax.random.split(environment_key, 8)
+        return unroll(agent, stream, agent.actor_params(learner), state, act_key, environment_keys, 6)
+
+    start = start_rollout(agent, stream, jax.random.split(keys[1], 8))
+    _, both = jax.lax.scan(window, start, keys[2:])
+    return learner, *(jax.tree.map(lambda x, i=i: x[i], both) for i in range(2))
+
+
+@pytest.mark.parametrize(
+    ("action", "masked", "recurrent_size"),
+    [
+        (DiscreteSpec(3, start=5), False, 0),
+        (DiscreteSpec(3, start=5), True, 0),
+        (MultiDiscreteSpec((2, 3)), False, 0),
+        (MultiDiscreteSpec((2, 3)), True, 0),
+        (BoundedSpec((-1.0, 0.0), (3.0, 10.0)), False, 0),
+        # Two minibatches of four environments each, which start from their own states.
+        (DiscreteSpec(3), False, 4),
+    ],
+    ids=["discrete", "masked", "multi-discrete", "masked multi-discrete", "bounded", "recurrent"],
+)
+def test_the_ratio_is_1_on_what_the_learner_has_just_acted(
+    action: ActionSpec, masked: bool, recurrent_size: int
+) -> None:
+    environment = Patchwork(action, masked)
+    network = NetworkConfig(hidden_sizes=(4,), recurrent_size=recurrent_size)
+    config = PPOConfig(network=network, num_epochs=1, num_minibatches=2, learning_rate=0, clip_epsilon=1e-4)
+    agent = config.make(environment.spec, 10)
 
     @jax.jit
-    def run(key: jax.Array) -> Any:
-        keys = jax.random.split(key, 6)
-        learner = agent.init(keys[0])
-        state, params = start_rollout(agent, stream, jax.random.split(keys[1], 4)), agent.actor_params(learner)
-        trajectories = []
-        for i in (2, 4):
-            environment_keys = jax.random.split(keys[i], 4)
-            state, trajectory = unroll(agent, stream, params, state, keys[i + 1], environment_keys, 5)
-            trajectories.append(trajectory)
-        return learner, trajectories[1]
+    def run(key: jax.Array) -> dict[str, jax.Array]:
+        act_key, update_key = jax.random.split(key)
+        learner, _, trajectory = act_twice(agent, environment, act_key)
+        return agent.update(learner, (), trajectory, update_key)[2]
+
+    metrics = run(jax.random.key(0))
+    assert metrics["clip_fraction"] == 0
+    assert abs(metrics["approx_kl"]) < 1e-6
+
+
+def test_recurrent_values_are_recomputed_from_the_states_that_acted() -> None:
+    # The second trajectory starts in the middle of episodes, with their states; more end inside it.
+    # With so narrow a clip every probability ratio that differs from 1 by 1e-5 is counted.
+    environment = Patchwork(DiscreteSpec(3))
+    network = NetworkConfig(hidden_sizes=(4,), recurrent_size=4)
+    numbers = {"num_epochs": 1, "num_minibatches": 1, "clip_epsilon": 1e-5}
+    agent = PPOConfig(network=network, **numbers).make(environment.spec, 10)
+
+    @jax.jit
+    def run(key: jax.Array) -> tuple[PPOLearner, Trajectory, jax.Array]:
+        learner, before, trajectory = act_twice(agent, environment, key)
+        timestep, recurrent = before.timestep, before.actor_state.recurrent
+        bootstrap = agent._bootstrap(learner.params, timestep.observation, timestep.first(), recurrent)
+        return learner, trajectory, bootstrap
 
     def clipped(learner: PPOLearner, trajectory: Trajectory) -> float:
         return float(update(learner, (), trajectory, jax.random.key(1))[2]["clip_fraction"])
 
     update = jax.jit(agent.update)
-    learner, trajectory = jax.device_get(run(jax.random.key(0)))
+    learner, trajectory, bootstrap = jax.device_get(run(jax.random.key(0)))
     middle = ~trajectory.timestep.first()[0]
     assert middle.any()
     assert trajectory.timestep.last()[:-1].sum() >= 2
+    # The row after the first trajectory is the second one's first, where acting computed the value itself.
+    np.testing.assert_allclose(bootstrap, trajectory.extras.value[0], atol=1e-5)
     assert clipped(learner, trajectory) == 0
     forgotten = dataclasses.replace(trajectory, actor_state=jax.tree.map(np.zeros_like, trajectory.actor_state))
     assert clipped(learner, forgotten) > 0
@@ -395,14 +444,16 @@ def test_acting_remembers_the_discounted_return_of_the_episode_so_far() -> None:
     assert output.extras.discounted_return[1] == 3.0
 
 
-def test_returns_that_never_vary_leave_rewards_as_they_are() -> None:
+@pytest.mark.parametrize("reward", [0.0, 2.0])
+def test_returns_that_never_vary_leave_rewards_as_they_are(reward: float) -> None:
     agent = linear_ppo(FLAT_SPEC, scale_rewards=True, discount=0.0, normalize_advantages=False, value_clip=None)
     trajectory = flat_trajectory()
-    timestep = dataclasses.replace(trajectory.timestep, reward=jnp.full((5, 2), 2.0, jnp.float32))
+    timestep = dataclasses.replace(trajectory.timestep, reward=jnp.full((5, 2), reward, jnp.float32))
     extras = dataclasses.replace(trajectory.extras, value=jnp.zeros((4, 2), jnp.float32))
     trajectory = dataclasses.replace(trajectory, timestep=timestep, extras=extras)
-    _, _, metrics = jax.jit(agent.update)(agent.init(jax.random.key(0)), (), trajectory, jax.random.key(1))
-    assert float(metrics["value_loss"]) == pytest.approx(0.5 * 2.0**2)
+    after, _, metrics = jax.jit(agent.update)(agent.init(jax.random.key(0)), (), trajectory, jax.random.key(1))
+    assert float(metrics["value_loss"]) == pytest.approx(0.5 * reward**2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after, metrics)))
 
 
 def test_ignored_actions_of_many_dimensions_do_not_overflow() -> None:
@@ -441,11 +492,28 @@ def test_ignored_actions_of_many_dimensions_do_not_overflow() -> None:
         ("num_epochs", 0),
         ("num_minibatches", 0),
         ("num_minibatches", -4),
+        ("discount", -0.1),
+        ("adam_epsilon", 0.0),
+        ("max_grad_norm", 0.0),
+        ("num_epochs", 2.5),
+        ("num_epochs", True),
+        ("learning_rate", True),
+        ("gae_lambda", "0.9"),
+        ("scale_rewards", 1),
     ],
 )
-def test_numbers_out_of_range_are_named(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{field} is {value}; it must be"):
+def test_numbers_out_of_range_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value!r}; it must be"):
         PPOConfig(**{field: value})
+
+
+def test_none_is_for_the_fields_whose_type_says_so() -> None:
+    for field in dataclasses.fields(PPOConfig):
+        if isinstance(None, field.type):
+            assert getattr(PPOConfig(**{field.name: None}), field.name) is None
+        else:
+            with pytest.raises(ValueError, match=f"{field.name} is None; it must be"):
+                PPOConfig(**{field.name: None})
 
 
 def test_a_run_without_updates_is_refused() -> None:

@@ -186,6 +186,22 @@ class MixesTheBatch(BrokenStream):
         return super().step(state, action, jnp.broadcast_to(keys[0], keys.shape))
 
 
+class CachesTheStart(BrokenStream):
+    """Every episode of an environment starts as its first one did, as in Brax. The start is kept with the state."""
+
+    def reset(self, keys):
+        state, timestep = super().reset(keys)
+        return (*state, (state[0], timestep.observation)), timestep
+
+    def step(self, state, action, keys):
+        (inner, step_type), timestep = super().step(state[:2], action, keys)
+        start, observation = state[2]
+        first = timestep.first()
+        inner = jax.tree.map(lambda a, b: jnp.where(first, a, b), start, inner)
+        observation = jnp.where(first[:, None], observation, timestep.observation)
+        return (inner, step_type, state[2]), dataclasses.replace(timestep, observation=observation)
+
+
 class WeakTypes(BrokenStream):
     def _reset(self, key):
         state, timestep = super()._reset(key)
@@ -204,19 +220,26 @@ def suite(environment, stream=Autoreset, **declared):
     return type("Suite", (EnvironmentConformance,), {**methods, **declared})()
 
 
-def failures(instance):
-    """The tests that fail, with their messages."""
-    failed = {}
+def outcomes(instance):
+    """The tests that fail and those that are skipped, with their messages."""
+    failed, skipped = {}, {}
     for name in (name for name in dir(instance) if name.startswith("test_")):
         try:
             getattr(instance, name)()
+        except pytest.skip.Exception as reason:
+            skipped[name] = str(reason)
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
-    return failed
+    return failed, skipped
 
 
-def test_a_correct_environment_passes_every_test():
-    assert failures(suite(Walk)) == {}
+def test_a_correct_environment_passes_every_test_that_applies():
+    failed, skipped = outcomes(suite(Walk))
+    assert failed == {}
+    assert skipped == {
+        "test_every_mask_leaves_a_legal_action": "observations have no action mask",
+        "test_render_gives_a_picture": "the environment has no render",
+    }
 
 
 @pytest.mark.parametrize(
@@ -255,6 +278,7 @@ def test_a_broken_environment_fails_the_test_named_for_its_fault(environment, te
         (TruncationIsTermination, "test_discount_tells_termination_from_truncation", "1 after a mere truncation"),
         (TerminationIsTruncation, "test_discount_tells_termination_from_truncation", "0 after a termination"),
         (MixesTheBatch, "test_one_environment_alone_gives_its_stream_in_a_batch", "in a batch of 4 differs at t ="),
+        (CachesTheStart, "test_later_episodes_do_not_repeat_the_first", "start as the first one of their environment"),
         (WeakTypes, "test_types_are_strong_and_constant", "weakly typed"),
         (ChangesType, "test_types_are_strong_and_constant", "from reset and"),
     ],
@@ -271,8 +295,27 @@ def test_a_false_declaration_fails():
 
 
 def test_declarations_allow_what_they_name():
-    failed = failures(suite(IgnoresKeys, deterministic=True))
+    failed, skipped = outcomes(suite(IgnoresKeys, deterministic=True))
     assert failed == {}
+    assert {"test_later_episodes_do_not_repeat_the_first", "test_other_keys_give_another_stream"} <= set(skipped)
+
+
+@pytest.mark.parametrize(
+    ("declared", "skipped"),
+    [
+        # Too few steps for an episode to end, and an environment in which none does.
+        ({"num_steps": 2, "ends": False}, "an_episode_ends"),
+        ({"num_steps": 2}, "last_rows_are_those_of_the_raw_step"),
+        ({"num_steps": 2}, "the_action_on_last_is_ignored"),
+        ({"num_steps": 2}, "the_environment_does_not_reset_itself"),
+        ({"num_steps": 2}, "later_episodes_do_not_repeat_the_first"),
+        ({"ends_where_it_starts": True}, "the_environment_does_not_reset_itself"),
+        ({"deterministic_reset": True}, "later_episodes_do_not_repeat_the_first"),
+    ],
+)
+def test_a_test_with_nothing_to_look_at_is_skipped(declared, skipped):
+    with pytest.raises(pytest.skip.Exception):
+        getattr(suite(Walk, **declared), f"test_{skipped}")()
 
 
 def test_make_must_be_overridden():

@@ -82,13 +82,24 @@ def test_every_row_is_what_gymnax_itself_gives(name, parameters):
 # After C06 and C09: at the limit the final observation is there and the episode did not terminate.
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0"])
 def test_a_time_limit_truncates_and_shows_the_final_observation(name):
-    rows = random_rollout(name, 18, max_steps_in_episode=5)
-    assert rows.step_type[:, 0].tolist() == [0, 1, 1, 1, 1, 2] * 3 + [0]
-    assert (rows.discount == 1).all()
-    final, following = rows.observation[5], rows.observation[6]
-    assert (final != following).any(-1).all()
-    # Five steps of these environments move less than a reset does, so the final row continues the one before it.
-    assert np.abs(final - rows.observation[4]).max() < 2.5
+    environment = envs.make(f"gymnax:{name}", max_steps_in_episode=5)
+    stream = Autoreset(environment)
+    step = jax.jit(stream.step)
+    (state, timestep), before, rows = jax.jit(stream.reset)(jax.random.split(jax.random.key(8), 1)), [], []
+    for t in range(18):
+        action = envs.sample_action(stream.spec, jax.random.key(t), 1)
+        before.append((state[0], action, jax.random.split(jax.random.key(100 + t), 1)))
+        rows.append(timestep)
+        state, timestep = step(state, *before[-1][1:])
+    assert [int(row.step_type[0]) for row in rows] == [0, 1, 1, 1, 1, 2] * 3
+    assert all(row.discount == 1 for row in rows)
+    # What the stream's fifth step shows is what one raw step from the state before it gives, and not the next start.
+    with jax.debug_key_reuse(False):
+        inner, action, key = jax.tree.map(lambda x: x[0], before[4])
+        _, raw = jax.jit(environment.step)(inner, action, jax.random.split(key)[0])
+    np.testing.assert_allclose(rows[5].observation[0], raw.observation, rtol=1e-5, atol=1e-6)
+    assert (raw.terminated, raw.truncated) == (False, True)
+    assert (rows[5].observation != rows[6].observation).any()
 
 
 def test_termination_at_the_time_limit_is_a_termination():

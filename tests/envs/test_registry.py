@@ -23,6 +23,42 @@ def test_importing_the_environments_imports_no_environment_library():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_names_are_listed_and_corrected_before_jax_starts(tmp_path):
+    """Importing gymnax makes arrays, so that alone would take a machine's devices for a misspelt name."""
+    script = """
+import sys
+from jax._src import xla_bridge
+from podracer import cli, envs
+ids = {entry.id for entry in envs.list_environments()}
+assert {"gymnax:CartPole-v1", "podracer:Catch"} < ids, ids
+for id in ("podracer:Cach", "gymnax:CartPol-v1", "CartPole-v1"):
+    try:
+        envs.make(id)
+    except ValueError as error:
+        assert "nearest: " in str(error), error
+    else:
+        raise AssertionError(id)
+    try:
+        cli.main(["train", "ppo_cartpole", "--env", id])
+    except SystemExit as stop:
+        assert stop.code == 2, id
+    else:
+        raise AssertionError(id)
+assert "gymnax" not in sys.modules
+assert not xla_bridge._backends
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=300)
+
+
+def test_another_version_of_gymnax_is_asked_for_its_names(monkeypatch):
+    newer = types.SimpleNamespace(registered_envs=["CartPole-v2"])
+    monkeypatch.delitem(sys.modules, "gymnax")
+    monkeypatch.setattr(gymnax, "import_package", lambda *names: newer)
+    assert "CartPole-v1" in gymnax.names()
+    monkeypatch.setattr(gymnax, "installed_version", lambda package: "1.0.2")
+    assert gymnax.names() == ("CartPole-v2",)
+
+
 def test_makes_with_parameters_of_the_class_and_of_gymnax():
     environment = envs.make("gymnax:Catch-bsuite", rows=6, columns=4, max_steps_in_episode=3)
     assert environment.spec.observation.shape == (6, 4)

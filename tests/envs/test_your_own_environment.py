@@ -7,27 +7,26 @@ import jax
 import numpy as np
 import pytest
 
-from podracer import envs
+from podracer import envs, experiments
 from podracer.envs import Autoreset, registry
 from podracer.envs.rendering import render
 from podracer.envs.testing import EnvironmentConformance
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "your_own_environment.md"
+ENVIRONMENT, TRAINING, CONFORMANCE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def _execute():
-    """What the code of the page defines, with the registry left as it was."""
-    saved, defined = dict(registry._environments), {"__name__": "your_own_environment"}
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
-    try:
+def _execute(code, name):
+    """What code of the page defines, in a module called `name`, with the registries left as they were."""
+    defined = {"__name__": name}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_environments", dict(registry._environments))
+        patch.setattr(experiments, "_experiments", dict(experiments._experiments))
         exec(compile(code, str(PAGE), "exec"), defined)
-    finally:
-        registry._environments.clear()
-        registry._environments.update(saved)
     return defined
 
 
-PAGE_DEFINES = _execute()
+PAGE_DEFINES = _execute(ENVIRONMENT + CONFORMANCE, "your_own_environment")
 
 
 class TestGridOfThePage(PAGE_DEFINES["TestGrid"]):
@@ -62,3 +61,19 @@ def test_the_page_draws_its_environment():
     frame = render(environment, state, observation)
     assert frame.shape == (192, 192, 3)
     assert frame.max() == 255
+
+
+def test_the_page_trains_on_its_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = _execute(ENVIRONMENT + TRAINING, "__main__")["result"]
+    assert result.summary["experiment"] == "ppo_grid"
+    assert (tmp_path / "runs" / "ppo_grid" / "config.json").exists()
+    assert result.evaluation.summary()["mean"] > 0.9
+    assert "ppo_grid" not in experiments.names()
+
+
+def test_the_page_as_a_module_trains_nothing(tmp_path, monkeypatch):
+    """The command line imports it to find what it registers."""
+    monkeypatch.chdir(tmp_path)
+    assert "result" not in _execute(ENVIRONMENT + TRAINING, "my_module")
+    assert not list(tmp_path.iterdir())

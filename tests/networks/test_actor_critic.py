@@ -93,11 +93,20 @@ def test_heads_begin_small_for_the_policy_and_plain_for_the_value():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_sizes": (64, 0)}, r"hidden_sizes is \(64, 0\)"),
+        ({"hidden_sizes": (64, 0)}, r"hidden_sizes is \(64, 0\); it must be a tuple of integers, each at least 1"),
+        ({"hidden_sizes": (64.0,)}, r"hidden_sizes is \(64\.0,\)"),
+        ({"hidden_sizes": (64, None)}, r"hidden_sizes is \(64, None\)"),
+        ({"hidden_sizes": 64}, "hidden_sizes is 64"),
+        ({"hidden_sizes": [64]}, r"hidden_sizes is \[64\]"),  # Not hashable, as a configuration has to be.
         ({"channels": (-1,)}, r"channels is \(-1,\)"),
+        ({"channels": (True,)}, r"channels is \(True,\)"),
+        ({"channels": None}, "channels is None"),
         ({"torso": "transformer"}, "torso is 'transformer'; valid: mlp, cnn"),
         ({"activation": "gelu"}, "activation is 'gelu'; valid: tanh, relu, silu"),
-        ({"recurrent_size": -1}, "recurrent_size is -1"),
+        ({"shared": "no"}, "shared is 'no'; valid: False, True"),
+        ({"recurrent_size": -1}, "recurrent_size is -1; it must be an integer, 0 for none or more"),
+        ({"recurrent_size": 2.0}, r"recurrent_size is 2\.0"),
+        ({"recurrent_size": None}, "recurrent_size is None"),
     ],
 )
 def test_bad_configurations_are_refused(fields, message):

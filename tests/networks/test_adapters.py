@@ -285,5 +285,5 @@ def test_neither_library_is_imported_before_it_is_used():
 
 def test_without_equinox_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "equinox", None)
-    with pytest.raises(ImportError, match=r"package equinox: pip install podracer-rl\[equinox\]"):
+    with pytest.raises(ImportError, match=r"package equinox: pip install -e '\.\[equinox\]'"):
         from_equinox(EquinoxModule, SPEC)

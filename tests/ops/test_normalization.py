@@ -87,8 +87,11 @@ def test_equal_on_any_number_of_devices(devices):
     generator = np.random.default_rng(3)
     batch = generator.normal(5, 2, (3, 16, 4)).astype(np.float32)
     # Uneven on purpose: the first replica of eight has no valid row at all.
-    mask = generator.random((3, 16)) < np.linspace(0, 1, 16)[None]
-    mask[:, :2] = False
+    uneven = generator.random((3, 16)) < np.linspace(0, 1, 16)[None]
+    uneven[:, :2] = False
+    # Fewer rows than replicas, as a rollout of one step has on a device with one environment.
+    few = np.zeros((3, 16), bool)
+    few[1, [3, 9]] = True
     mesh = parallel.make_mesh(jax.devices()[:devices])
     columns = jax.sharding.PartitionSpec(None, parallel.AXIS)
 
@@ -97,12 +100,13 @@ def test_equal_on_any_number_of_devices(devices):
 
     specs = (parallel.REPLICATED, columns, columns)
     merge_sharded = jax.jit(parallel.run_on_replicas(replica, mesh, specs, parallel.REPLICATED))
-    moments = Moments.zero(jnp.zeros(4, jnp.float32))
-    for _ in range(2):
-        moments = merge_sharded(moments, jnp.asarray(batch), jnp.asarray(mask))
-    assert int(moments.count) == 2 * mask.sum()
-    np.testing.assert_allclose(moments.mean, batch[mask].mean(0), rtol=1e-5)
-    np.testing.assert_allclose(moments.variance, batch[mask].var(0), rtol=1e-4)
+    for mask in (uneven, few):
+        moments = Moments.zero(jnp.zeros(4, jnp.float32))
+        for _ in range(2):
+            moments = merge_sharded(moments, jnp.asarray(batch), jnp.asarray(mask))
+        assert int(moments.count) == 2 * mask.sum()
+        np.testing.assert_allclose(moments.mean, batch[mask].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(moments.variance, batch[mask].var(0), rtol=1e-4)
 
 
 def test_nothing_seen_normalises_to_itself():
