@@ -1,4 +1,4 @@
-"""Eight CPU devices and JAX's strictest checks, for every test."""
+"""Eight CPU devices, JAX's strictest checks, and shapes as the signatures say, for every test."""
 
 import os
 
@@ -7,7 +7,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
+from jaxtyping import install_import_hook
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+
+# Where bad input is tested for its message, and agents are made up, a check before would be in the way.
+install_import_hook(["podracer.ops", "podracer.networks.base", "podracer.networks.torsos"], "shape_checks.checked")

@@ -8,7 +8,7 @@ from podracer.types import Trajectory, valid_mask
 
 
 def generalized_advantages(
-    trajectory: Trajectory, values: Float[Array, "T+1 B"], discount: float, lambda_: float
+    trajectory: Trajectory, values: Float[Array, "T1 B"], discount: float | jax.Array, lambda_: float | jax.Array
 ) -> Float[Array, "T B"]:
     """GAE(lambda) (Schulman et al. 2016, arXiv 1506.02438, equation 16), cut at episode ends.
 
@@ -24,7 +24,7 @@ def generalized_advantages(
 
     Args:
         trajectory: Its rewards, discounts and step types are read.
-        values: The critic's value of each of the `T + 1` timesteps.
+        values: `[T + 1, B]`, the critic's value of each timestep.
         discount: gamma.
         lambda_: lambda.
 

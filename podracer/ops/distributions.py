@@ -7,15 +7,16 @@ and finite.
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from podracer.types import ActionSpec, BoundedSpec, DiscreteSpec, MultiDiscreteSpec
 
 
+@runtime_checkable
 class Distribution(Protocol):
     """What agents ask of a distribution with leading axes `*B`. A `*sample` is `*B` if discrete, else `*B K`."""
 
@@ -51,13 +52,13 @@ class Categorical(Distribution):
     def create(cls, logits: jax.Array, spec: DiscreteSpec, mask: Bool[Array, "*B A"] | None) -> "Categorical":
         return cls(_mask_logits(logits, mask), spec)
 
-    def sample(self, key: jax.Array) -> Int[Array, "*B"]:
+    def sample(self, key: jax.Array) -> Integer[Array, "*B"]:
         return jax.random.categorical(key, self.logits).astype(self.spec.dtype)
 
-    def mode(self) -> Int[Array, "*B"]:
+    def mode(self) -> Integer[Array, "*B"]:
         return jnp.argmax(self.logits, -1).astype(self.spec.dtype)
 
-    def log_prob(self, sample: Int[Array, "*B"]) -> Float[Array, "*B"]:
+    def log_prob(self, sample: Integer[Array, "*B"]) -> Float[Array, "*B"]:
         log_probs = jax.nn.log_softmax(self.logits)
         # A sum over a one-hot differentiates into elementwise work, where an index would into a scatter.
         return (jax.nn.one_hot(sample, self.spec.num_actions, dtype=log_probs.dtype) * log_probs).sum(-1)
@@ -66,7 +67,7 @@ class Categorical(Distribution):
         log_probs = jax.nn.log_softmax(self.logits)
         return -(jnp.exp(log_probs) * log_probs).sum(-1)
 
-    def to_action(self, sample: Int[Array, "*B"]) -> Int[Array, "*B"]:
+    def to_action(self, sample: Integer[Array, "*B"]) -> Integer[Array, "*B"]:
         return sample + jnp.asarray(self.spec.start, sample.dtype)
 
 
@@ -87,20 +88,20 @@ class MultiCategorical(Distribution):
             start += n
         return cls(tuple(components), spec.dtype)
 
-    def sample(self, key: jax.Array) -> Int[Array, "*B K"]:
+    def sample(self, key: jax.Array) -> Integer[Array, "*B K"]:
         keys = jax.random.split(key, len(self.components))
         return jnp.stack([c.sample(k) for c, k in zip(self.components, keys, strict=True)], -1)
 
-    def mode(self) -> Int[Array, "*B K"]:
+    def mode(self) -> Integer[Array, "*B K"]:
         return jnp.stack([c.mode() for c in self.components], -1)
 
-    def log_prob(self, sample: Int[Array, "*B K"]) -> Float[Array, "*B"]:
+    def log_prob(self, sample: Integer[Array, "*B K"]) -> Float[Array, "*B"]:
         return jnp.stack([c.log_prob(sample[..., i]) for i, c in enumerate(self.components)]).sum(0)
 
     def entropy(self) -> Float[Array, "*B"]:
         return jnp.stack([c.entropy() for c in self.components]).sum(0)
 
-    def to_action(self, sample: Int[Array, "*B K"]) -> Int[Array, "*B K"]:
+    def to_action(self, sample: Integer[Array, "*B K"]) -> Integer[Array, "*B K"]:
         return sample
 
 
@@ -117,7 +118,7 @@ class TanhNormal(Distribution):
     spec: BoundedSpec
 
     @classmethod
-    def create(cls, outputs: Float[Array, "*B 2K"], spec: BoundedSpec) -> "TanhNormal":
+    def create(cls, outputs: Float[Array, "*B P"], spec: BoundedSpec) -> "TanhNormal":
         loc, log_scale = jnp.split(outputs, 2, -1)
         return cls(loc, jnp.clip(log_scale, -10.0, 2.0), spec)
 
