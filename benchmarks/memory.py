@@ -82,7 +82,6 @@ def long_run(updates: int) -> dict[str, Any]:
         if event == _COMPILED:
             compilations[str(details.get("fun_name", "an unnamed function"))] += 1
 
-    compile_seconds = _compile_seconds()
     anakin = library_anakin(Entry("library", "CartPole-v1", num_envs=8, rollout_length=32))
     jax.monitoring.register_event_duration_secs_listener(listen)
     state = anakin.init(0)
@@ -96,8 +95,8 @@ def long_run(updates: int) -> dict[str, Any]:
             resident.append((done, resident_megabytes()))
     return {
         "resident_megabytes": resident,
-        "compilations": compilations,
-        "compile_seconds": compile_seconds,
+        "compilations": dict(compilations),
+        "compile_seconds": _compile_seconds(),  # Last: it allocates, and its compilations are others.
         "num_envs": 8,
         "rollout_length": 32,
         "updates_per_call": _UPDATES_PER_CALL,

@@ -6,6 +6,7 @@ while the next one runs.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -93,7 +94,7 @@ class Window:
         return_sum: Over those.
         length_sum: Over those; a float, since many long episodes can have more steps than int32 counts.
         nonfinite: For each quantity, the first update at which it was NaN or infinite, counted from 1. The acting
-            parameters are looked at once, after the last update.
+            parameters, which may have infinities of their own, are searched for NaN, once, after the last update.
     """
 
     updates: Int[Array, ""]
@@ -192,11 +193,11 @@ class Anakin:
             num_updates: Any number; the program is compiled once for all of them.
 
         Raises:
-            ValueError: `num_updates` is below 1, or above what one call can count, or the state was donated before.
+            ValueError: `num_updates` is no integer from 1 to what one call can count, or the state was donated before.
         """
         limit = MAX_ROWS_PER_CALL // self.steps_per_update
-        if not 1 <= num_updates <= limit:
-            raise ValueError(f"num_updates is {num_updates}; one call makes 1 to {limit} updates")
+        if not isinstance(num_updates, int | np.integer) or not 1 <= num_updates <= limit:
+            raise ValueError(f"num_updates is {num_updates!r}; one call makes 1 to {limit} updates")
         # JAX would say so less clearly, or crash, as 0.10.1 does in a compiled function.
         if state.updates.is_deleted():
             raise ValueError("the state was given to an earlier call, which donated it; use the state that it returned")
@@ -235,7 +236,7 @@ class Anakin:
         state, window = jax.lax.fori_loop(0, num_updates, body, (state, window))
         episodes = state.rollout.episodes
         # The last gradient step may spoil them, which no metric shows before the next update, and a checkpoint keeps.
-        params = _when_nonfinite(self.agent.actor_params(state.learner), state.updates)
+        params = _when_any(jnp.isnan, self.agent.actor_params(state.learner), state.updates)
         return state, self._over_replicas(
             dataclasses.replace(
                 window,
@@ -316,17 +317,21 @@ def check_divisible(num_envs: int, num_devices: int) -> None:
         )
 
 
-def _when_nonfinite(tree: PyTree, updates: jax.Array) -> Int[Array, ""]:
-    """The number of updates if a float in the tree is not finite, else never."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    finite = [jnp.isfinite(x).all() for x in floats]
-    return jnp.where(jnp.array(finite, bool).all(), _NEVER, updates)
+def _is_nonfinite(x: jax.Array) -> jax.Array:
+    return ~jnp.isfinite(x)
+
+
+def _when_any(is_bad: Callable[[jax.Array], jax.Array], tree: PyTree, updates: jax.Array) -> Int[Array, ""]:
+    """The number of updates if a float in the tree is bad, else never."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    bad = [is_bad(x).any() for x in floats]
+    return jnp.where(jnp.array(bad, bool).any(), updates, _NEVER)
 
 
 def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array) -> Window:
     """One update's share of a window."""
     watched = {name: getattr(trajectory.timestep, name) for name in _FROM_ENVIRONMENT} | metrics
-    nonfinite = {name: _when_nonfinite(x, updates) for name, x in watched.items()}
+    nonfinite = {name: _when_any(_is_nonfinite, x, updates) for name, x in watched.items()}
     zero = jnp.int32(0)
     return Window(
         updates=zero,

@@ -108,7 +108,7 @@ class Checkpointer:
             ValueError: None that can be read has a score.
         """
         if not (ranked := self._ranked(self.updates())):
-            raise ValueError(f"no checkpoint in {self._directory} has a score: no episode had ended when it was saved")
+            raise ValueError(f"no checkpoint in {self._directory} that can be read has a score")
         return ranked[0]
 
     def save(self, update: int, state: PyTree, metadata: dict[str, Any], score: float | None = None) -> None:
@@ -310,7 +310,8 @@ class Checkpointer:
         if update not in self._scores:
             try:
                 self._scores[update] = self._read_header(update)["score"]
-            except _Damaged:
+            except _Damaged as error:
+                self._report(f"the checkpoint of update {update} is damaged: {error}")
                 self._scores[update] = None
         return self._scores[update]
 

@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except ValueError as error:
+        if os.environ.get("PODRACER_TRACEBACK"):
+            traceback.print_exc()
         _print_error(error)
         code = 2
     except KeyboardInterrupt:

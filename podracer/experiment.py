@@ -18,7 +18,7 @@ from podracer.agent import Agent
 from podracer.agents import registry
 from podracer.anakin import MAX_ROWS_PER_CALL, Anakin, AnakinConfig
 from podracer.envs.names import unknown_name
-from podracer.fields import flatten
+from podracer.fields import differences, flatten
 from podracer.types import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class Experiment:
         devices: How many to use. None takes all accelerators, or on a CPU as many cores as make it faster.
         updates_per_window: Updates per call of the compiled program, which is also per line of metrics; None chooses.
         evaluation_episodes: Episodes of the evaluation that ends a run.
-        stop_on_nonfinite: Whether a NaN or infinity in rewards, observations or losses ends the run.
+        stop_on_nonfinite: Whether a NaN or infinity in rewards, observations or losses, or a NaN in parameters, ends
+            the run.
         checkpoints: When to save.
     """
 
@@ -189,7 +190,7 @@ class Experiment:
         """Whether `config.json` could give the experiment back.
 
         Raises:
-            ValueError: The agent is not registered, or a value is of a type that JSON has not; it is named.
+            ValueError: The agent is not registered, or a value would not come back as it is; it is named.
         """
         values = self.to_dict()
         for name, value in flatten(values).items():
@@ -198,9 +199,12 @@ class Experiment:
             except (TypeError, ValueError):
                 raise ValueError(
                     f"{name} is {value!r}, of type {type(value).__name__}, which config.json cannot hold; "
-                    "give a bool, int, float, str, or a tuple of them"
+                    "give a bool, int, finite float, str, or a tuple of them"
                 ) from None
-        Experiment.from_dict(values)
+        again = Experiment.from_dict(json.loads(json.dumps(values)))
+        if again != self:
+            changed = ", ".join(differences(values, again.to_dict()))
+            raise ValueError(f"config.json would not give the experiment back: {changed}")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. The agent is tagged with its registered name."""

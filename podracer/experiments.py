@@ -23,7 +23,7 @@ def register(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def get(name: str, **changes: Any) -> Experiment:
+def get(name: str, /, **changes: Any) -> Experiment:
     """A named experiment, with some of its fields changed.
 
     Raises:

@@ -69,7 +69,8 @@ def train(
 
     Raises:
         ValueError: Anything that cannot run, before it is compiled.
-        FloatingPointError: A reward, observation or loss was not finite; the quantity and its update are named.
+        FloatingPointError: A reward, observation, loss or parameter was not finite; the quantity and its update are
+            named.
         RuntimeError: Something else went wrong after training had started.
         KeyboardInterrupt: After a checkpoint was saved. A second Ctrl-C does not wait for it.
     """
@@ -158,7 +159,8 @@ class _Run:
         restored = self.checkpointer.restore(self.anakin.shapes)
         self.state, self.is_restored = restored.state, True
         metadata = dict(restored.metadata)
-        devices, now = metadata.pop("devices"), self.anakin.mesh.size
+        now = self.anakin.mesh.size
+        devices = metadata.pop("devices", now)
         if devices != now:
             self._warn(
                 f"the run was on {devices} device{'s' * (devices > 1)} and goes on with {now}: right, but not bit for "

@@ -13,5 +13,5 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
-# Where bad input is tested for its message, and agents are made up, a check before would be in the way.
+# Not where bad input must reach the code's own messages, nor where tests pass half an agent.
 install_import_hook(["podracer.ops", "podracer.networks.base", "podracer.networks.torsos"], "shape_checks.checked")

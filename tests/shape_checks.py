@@ -7,5 +7,8 @@ from beartype import beartype
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and results against the signature, except those of constructors: JAX makes trees of anything."""
+    """Arguments and results against the signature.
+
+    Not of constructors: `jax.tree.map` fills the dataclasses that are pytrees with whatever it maps to.
+    """
     return function if function.__name__ == "__init__" else beartype(function)

@@ -10,7 +10,7 @@ import pytest
 
 from podracer import parallel
 from podracer.agent import ActorOutput
-from podracer.agents.testing_environments import Patchwork
+from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig, Window, summarize
 from podracer.envs import Countdown, Step
 from podracer.envs.recording import difference, to_numpy
@@ -193,7 +193,7 @@ def test_nothing_is_kept_from_call_to_call(counting: Anakin) -> None:
     assert len(set(alive[1:])) == 1, alive
 
 
-@pytest.mark.parametrize("number", [0, -1, 2**30 // 40 + 1])
+@pytest.mark.parametrize("number", [0, -1, 2**30 // 40 + 1, 2.5])
 def test_numbers_of_updates_out_of_range_are_refused(counting: Anakin, number: int) -> None:
     with pytest.raises(ValueError, match=rf"num_updates is {number}; one call makes 1 to {2**30 // 40} updates"):
         counting.run(counting.init(0), number)
@@ -246,10 +246,15 @@ def test_metrics_may_not_take_the_names_of_what_is_counted(name: str) -> None:
 
 
 class Spoiling(Instrument):
-    """Its acting parameters are infinite after the third update, of which its metrics say nothing."""
+    """Its acting parameters are NaN after the third update, of which its metrics say nothing."""
 
     def actor_params(self, learner: Any) -> Any:
-        return jnp.where(learner["updates"] == 3, jnp.inf, learner["updates"].astype(jnp.float32))
+        # With an epsilon that is a Python number, and the least that was seen so far.
+        number = jnp.where(learner["updates"] == 3, jnp.nan, learner["updates"].astype(jnp.float32))
+        return number, 0.1, jnp.float32(jnp.inf)
+
+    def act(self, params: Any, *args: Any, **kwargs: Any) -> ActorOutput:
+        return super().act(params[0], *args, **kwargs)
 
 
 def test_parameters_that_the_last_update_spoiled_are_noticed_before_they_are_saved() -> None:

@@ -263,14 +263,16 @@ def test_keeps_the_newest_and_the_best_also_after_a_restart(tmp_path):
 
 def test_the_best_is_found_and_the_newest_of_equals(tmp_path, checkpointer):
     checkpointer = Checkpointer(tmp_path, keep_last=4, config={})
-    with pytest.raises(ValueError, match=r"no checkpoint in .* has a score"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* that can be read has a score"):
         checkpointer.best()
     for update, score in enumerate([1.0, 3.0, 3.0, None], 1):
         checkpointer.save(update, {"x": jnp.zeros(1)}, {}, score)
     checkpointer.wait()
     assert checkpointer.best() == 3
     (tmp_path / "3" / "checksums.json").write_text("{}}")
-    assert Checkpointer(tmp_path, config={}).best() == 2
+    messages = []
+    assert Checkpointer(tmp_path, config={}, report=messages.append).best() == 2
+    assert [message.partition(":")[0] for message in messages] == ["the checkpoint of update 3 is damaged"]
 
 
 def test_a_score_that_is_not_a_number_is_never_the_best(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from podracer.agent import ActorOutput
 from podracer.agents import Random
-from podracer.agents.testing_environments import Patchwork
+from podracer.agents.testing.environments import Patchwork
 from podracer.envs import Autoreset, Countdown
 from podracer.envs.recording import difference, to_numpy
 from podracer.rollout import EpisodeStatistics, Stream, fold_in_each, start_rollout, stream_key, unroll

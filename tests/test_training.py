@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import errno
 import json
@@ -74,7 +75,7 @@ def no_compiling(monkeypatch):
         pytest.fail("compiled")
 
     monkeypatch.setattr(Anakin, "compile", refuse)
-    monkeypatch.setattr(Anakin, "init", lambda self, key: self._init(key) if not isinstance(key, int) else refuse(self))
+    monkeypatch.setattr(Anakin, "init", lambda self, seed: refuse(self))
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +285,26 @@ def test_a_checkpoint_of_another_experiment_is_refused(finished, tmp_path, no_co
     directory.checkpoints.symlink_to(finished.run_dir / "checkpoints", target_is_directory=True)
     with pytest.raises(ValueError, match=r"another experiment: seed was 0 and is 1"):
         other.run(directory.path, resume=True, quiet=True)
+
+
+def test_a_config_that_was_edited_is_refused(tmp_path, monkeypatch):
+    run_dir = stopped(tmp_path / "run", 2, monkeypatch, env_parameters={})
+    config = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps(config | {"env_parameters": {"rows": 5}}))
+    with pytest.raises(ValueError, match=r"another experiment: env_parameters was \{\} and is absent"):
+        RunDirectory(run_dir).experiment().run(run_dir, resume=True, quiet=True)
+
+
+def test_a_checkpoint_that_does_not_say_on_how_many_devices(tmp_path, monkeypatch, capsys, only_training):
+    run_dir = stopped(tmp_path / "run", 4, monkeypatch)
+    experiment = tiny_runs.experiment()
+    with contextlib.closing(Checkpointer(run_dir / "checkpoints", config=identity(experiment))) as checkpointer:
+        restored = checkpointer.restore(experiment.make_anakin().shapes)
+        metadata = {name: value for name, value in restored.metadata.items() if name != "devices"}
+        checkpointer.save(restored.update + 1, restored.state, metadata)
+    # Its update is that of its state, whatever its name.
+    experiment.run(run_dir, resume=True, quiet=True)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])

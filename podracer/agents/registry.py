@@ -1,5 +1,6 @@
 """Agents by name, as configuration files and the command line know them."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,15 @@ def register(name: str, config_class: Callable[[], Any]) -> None:
         config_class: A frozen dataclass with a default for every field, and `make(spec, num_updates) -> Agent`.
 
     Raises:
-        ValueError: Another agent has the name.
+        ValueError: Another agent has the name, or a field has no default.
     """
+    required = [
+        field.name
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+        if field.init and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    if required:
+        raise ValueError(f"cannot register the agent {name!r}: its field {required[0]!r} has no default")
     if _configs.setdefault(name, config_class) is not config_class:
         raise ValueError(f"cannot register the agent {name!r}: the name is taken by {_configs[name]!r}")
 

@@ -72,7 +72,7 @@ def normalize(x: PyTree, moments: Moments, clip: float = 10.0) -> PyTree:
 
     def leaf(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
         shape = (1,) * (x.ndim - mean.ndim) + mean.shape
-        # Where the spread is within float32 rounding of the mean, what would be scaled up is rounding noise.
+        # Where the spread is so small beside the mean, what would be scaled up may be float32's rounding.
         constant = variance <= 1e-10 * jnp.square(mean)
         scale = jnp.where(constant, 0, jax.lax.rsqrt(jnp.where(constant, 1, variance)))
         return jnp.clip((x.astype(jnp.float32) - mean.reshape(shape)) * scale.reshape(shape), -clip, clip)

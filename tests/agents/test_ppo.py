@@ -16,7 +16,7 @@ from podracer.agent import Agent
 from podracer.agents import PPO, PPOConfig
 from podracer.agents.ppo import PPOActorState, PPOExtras, PPOLearner
 from podracer.agents.testing import AgentConformance
-from podracer.agents.testing_environments import Patchwork
+from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs import Autoreset
 from podracer.networks import Network, NetworkConfig
@@ -540,7 +540,7 @@ def test_minibatches_that_do_not_divide_are_refused_before_compiling(
 SCRIPT = """
 import jax
 from podracer.agents import PPOConfig
-from podracer.agents.testing_environments import Patchwork
+from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig, summarize
 from podracer.networks import NetworkConfig
 from podracer.types import BoundedSpec

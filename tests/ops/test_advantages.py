@@ -1,9 +1,10 @@
-"""Advantages against values worked out by hand, and against a twin in NumPy that sums forwards where rlax recurs."""
+"""Advantages against values worked out by hand, and against a twin in NumPy that sums forwards where ours recurs."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -13,6 +14,13 @@ from podracer.types import StepType, TimeStep, Trajectory, valid_mask
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 # Compiled once per shape: gamma and lambda may be arrays.
 estimate = jax.jit(generalized_advantages)
+
+
+def test_shapes_are_checked_in_tests():
+    """By `conftest.py`: outside of tests one column of values would be broadcast."""
+    trajectory = make_trajectory([[FIRST] * 2, [MID] * 2], [[0.0] * 2] * 2, [[1.0] * 2] * 2)
+    with pytest.raises(jaxtyping.TypeCheckError, match="values"):
+        generalized_advantages(trajectory, jnp.zeros(2, jnp.float32), 0.9, 0.9)
 
 
 def make_trajectory(step_type, reward, discount):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import PyTree
 
-from podracer.agents.testing_checks import (
+from podracer.agents.testing.checks import (
     action_shape,
     check_same,
     check_strong,
@@ -19,7 +19,7 @@ from podracer.agents.testing_checks import (
     row,
     shapes,
 )
-from podracer.agents.testing_fixtures import AgentUnderTest
+from podracer.agents.testing.subject import AgentUnderTest
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.recording import difference
 from podracer.types import TimeStep, leaf_name, split_mask

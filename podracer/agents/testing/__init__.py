@@ -11,7 +11,7 @@ class TestMyAgent(AgentConformance):
 pytest collects the inherited tests. They act and learn in a small environment whose episodes end in every way, compare
 devices, run the agent under Anakin, and train it on environments of known value. What they compile is shared within the
 class, so `make` has to return an equal agent every time. Each failure says what is wrong and what to do about it. What
-a class declares (`podracer.agents.testing_fixtures` lists it) leaves tests out: they are skipped, and say why.
+a class declares (`podracer.agents.testing.subject` lists it) leaves tests out: they are skipped, and say why.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 from jaxtyping import PyTree
 
-from podracer.agents.testing_checks import relative_difference, row, values_of_what_followed
-from podracer.agents.testing_environments import ProbeTruncation
-from podracer.agents.testing_protocol import ProtocolConformance
+from podracer.agents.testing.checks import relative_difference, row, values_of_what_followed
+from podracer.agents.testing.environments import ProbeTruncation
+from podracer.agents.testing.protocol import ProtocolConformance
 from podracer.anakin import Anakin, AnakinConfig, summarize
 from podracer.checkpoint import Checkpointer
 from podracer.envs.autoreset import Autoreset

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from podracer import parallel
 from podracer.agent import Agent
-from podracer.agents.testing_checks import soil
-from podracer.agents.testing_environments import Patchwork
+from podracer.agents.testing.checks import soil
+from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig, AnakinState
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.recording import to_numpy
