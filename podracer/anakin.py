@@ -20,7 +20,7 @@ from podracer.agent import Agent
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.rollout import RolloutState, Stream, fold_in_each, start_rollout, stream_key, unroll
-from podracer.types import Trajectory, valid_mask
+from podracer.types import Trajectory, key_shape, valid_mask
 
 # So that the sums of a call cannot overflow int32.
 MAX_ROWS_PER_CALL = 2**30
@@ -159,7 +159,7 @@ class Anakin:
             donate_argnums=0,
         )
         # Tracing finds what an agent or an environment refuses, long before anything is compiled.
-        shapes = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+        shapes = jax.eval_shape(self._init, key_shape())
         self.shapes = _with_shardings(shapes, self.shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.shardings.updates)
         self._traced = self._run.trace(self.shapes, number)

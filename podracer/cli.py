@@ -33,22 +33,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of a pipe such as `podracer list envs | head` has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except ValueError as error:
-        if os.environ.get("PODRACER_TRACEBACK"):
-            traceback.print_exc()
-        _print_error(error)
-        code = 2
     except KeyboardInterrupt:
         _print_error("interrupted")
         code = 130
     except Exception as error:
         if os.environ.get("PODRACER_TRACEBACK"):
             traceback.print_exc()
-        if isinstance(error, FloatingPointError):
+        if isinstance(error, ValueError | FloatingPointError):
             _print_error(error)
         else:
             _print_error(f"{type(error).__name__}: {error} (PODRACER_TRACEBACK=1 shows where)")
-        code = 1
+        code = 2 if isinstance(error, ValueError) else 1
     sys.exit(code)
 
 

@@ -25,6 +25,7 @@ from podracer.progress import Progress
 from podracer.recording import save_gif
 from podracer.rollout import Stream, stream_key
 from podracer.run_directory import RunDirectory, identity, write_json
+from podracer.types import key_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,7 +372,7 @@ def load_policy(
     directory = RunDirectory.existing(run_dir)
     experiment = directory.experiment()
     environment, agent = experiment.make()
-    template = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))
+    template = jax.eval_shape(agent.init, key_shape())
     checkpointer = Checkpointer(directory.checkpoints, config=identity(experiment), report=report)
     with contextlib.closing(checkpointer):
         update = checkpointer.best() if checkpoint == "best" else None if checkpoint == "newest" else checkpoint

@@ -6,11 +6,12 @@ time-major, `[T, B, ...]`.
 
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int8, PyTree
+from jaxtyping import Array, Bool, Float, Int8, PyTree, Shaped
 
 
 class StepType(enum.IntEnum):
@@ -93,6 +94,11 @@ def split_mask(observation: PyTree) -> tuple[PyTree, Bool[Array, "*B A"] | None]
     return observation, None
 
 
+def key_shape() -> jax.ShapeDtypeStruct:
+    """A typed random key without its value, to trace with."""
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
 def leaf_name(path: tuple[Any, ...]) -> str:
     """What errors call a leaf of a pytree: its path, for example `.action_mask` or `['image']`."""
     return jax.tree_util.keystr(path) or "(root)"
@@ -139,6 +145,11 @@ class MultiDiscreteSpec:
     def __post_init__(self) -> None:
         if not self.num_actions or min(self.num_actions) < 1:
             raise ValueError(f"num_actions is {self.num_actions}; every component needs at least 1 action")
+
+    def split(self, x: Shaped[Array, "*B A"]) -> list[Shaped[Array, "*B n"]]:
+        """What is side by side for all actions of all components, such as a mask or logits, by component."""
+        ends = itertools.accumulate(self.num_actions)
+        return [x[..., end - size : end] for end, size in zip(ends, self.num_actions, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

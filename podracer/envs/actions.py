@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from podracer.types import BoundedSpec, DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec, split_mask
@@ -42,7 +41,4 @@ def sample_legal_action(spec: EnvironmentSpec, observation: PyTree, key: jax.Arr
 
 def split_components(spec: EnvironmentSpec, mask: Bool[Array, "*B A"]) -> list[Any]:
     """The mask of each component of the action, `[*B, num_actions]`."""
-    if not isinstance(spec.action, MultiDiscreteSpec):
-        return [mask]
-    ends = np.cumsum(spec.action.num_actions)
-    return [mask[..., end - size : end] for end, size in zip(ends, spec.action.num_actions, strict=True)]
+    return spec.action.split(mask) if isinstance(spec.action, MultiDiscreteSpec) else [mask]

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from podracer.envs.actions import sample_action
 from podracer.envs.base import Environment, Step
-from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, leaf_name
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, key_shape, leaf_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _select(condition: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 def _state_shape(environment: Environment) -> PyTree:
     """The state's leaves with the dtypes that hold what both `reset` and `step` return, after checking both."""
     name = type(environment).__name__
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = key_shape()
     state, first = jax.eval_shape(environment.reset, key)
     action = jax.eval_shape(lambda k: sample_action(environment.spec, k, 1)[0], key)
     stepped, step = jax.eval_shape(environment.step, state, action, key)

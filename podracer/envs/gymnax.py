@@ -26,7 +26,7 @@ from podracer.envs import rendering
 from podracer.envs.base import Step
 from podracer.envs.names import check_parameters, unknown_name
 from podracer.envs.packages import EnvironmentUnavailableError, import_package, installed_version
-from podracer.types import ActionSpec, ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec
+from podracer.types import ActionSpec, ArraySpec, BoundedSpec, DiscreteSpec, EnvironmentSpec, key_shape
 
 # What gymnax registers in this version, so that names can be listed and corrected without importing it.
 _VERSION = "1.0.1"
@@ -98,7 +98,7 @@ class GymnaxEnvironment:
             raise unknown_name("gymnax environment", self.name, gymnax.registered_envs)
         with _relaxed():
             environment, params = _construct(gymnax, self.name, dict(self.parameters))
-            key = jax.eval_shape(lambda: jax.random.key(0))
+            key = key_shape()
             space = environment.action_space(params)
             emitted, _ = jax.eval_shape(environment.reset_env, key, params)
             spec = EnvironmentSpec(

@@ -24,7 +24,7 @@ from podracer.envs.actions import sample_action, sample_legal_action, split_comp
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment, Step
 from podracer.envs.recording import Recording, difference, flatten, record
-from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, leaf_name, split_mask
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, key_shape, leaf_name, split_mask
 
 
 class EnvironmentConformance:
@@ -73,8 +73,8 @@ class EnvironmentConformance:
 
     def test_emitted_shapes_and_dtypes_are_those_of_the_spec(self) -> None:
         environment = self.make()
-        state, first = jax.eval_shape(environment.reset, _key_shape())
-        _, step = jax.eval_shape(environment.step, state, _action_shape(environment), _key_shape())
+        state, first = jax.eval_shape(environment.reset, key_shape())
+        _, step = jax.eval_shape(environment.step, state, _action_shape(environment), key_shape())
         assert isinstance(step, Step), f"step must return (state, Step); got a {type(step).__name__}"
         specs = jax.tree_util.tree_leaves_with_path(environment.spec.observation)
         for method, emitted in (("reset", first), ("step", step.observation)):
@@ -264,9 +264,9 @@ class EnvironmentConformance:
         environment = self.make()
         try:
             with jax.debug_key_reuse(True):
-                state, _ = jax.eval_shape(jax.jit(lambda key: environment.reset(key)), _key_shape())
+                state, _ = jax.eval_shape(jax.jit(lambda key: environment.reset(key)), key_shape())
                 step = jax.jit(lambda state, action, key: environment.step(state, action, key))
-                step.trace(state, _action_shape(environment), _key_shape())
+                step.trace(state, _action_shape(environment), key_shape())
         except jax.errors.KeyReuseError as error:
             raise AssertionError(f"a random key is used twice; split it first: {error}") from error
 
@@ -275,7 +275,7 @@ class EnvironmentConformance:
     def test_types_are_strong_and_constant(self) -> None:
         stream = self.stream()
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
-        action = jax.eval_shape(lambda key: sample_action(stream.spec, key, 2), _key_shape())
+        action = jax.eval_shape(lambda key: sample_action(stream.spec, key, 2), key_shape())
         before = jax.eval_shape(stream.reset, keys)
         after = jax.eval_shape(stream.step, before[0], action, keys)
         for (path, a), (other, b) in zip(*map(jax.tree_util.tree_leaves_with_path, (before, after)), strict=True):
@@ -314,7 +314,7 @@ class EnvironmentConformance:
                     "pytree (jax.tree_util.register_dataclass), and keep configuration in the environment"
                 )
 
-        jax.eval_shape(check, _key_shape())
+        jax.eval_shape(check, key_shape())
 
     def test_render_gives_a_picture(self) -> None:
         render = getattr(self.make(), "render", None)
@@ -348,9 +348,5 @@ class EnvironmentConformance:
             yield (t, b), jax.tree.map(np.asarray, raw), jax.tree.map(lambda x, t=t, b=b: x[t, b], recording.timesteps)
 
 
-def _key_shape() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0))
-
-
 def _action_shape(environment: Environment) -> Any:
-    return jax.eval_shape(lambda key: sample_action(environment.spec, key, 1)[0], _key_shape())
+    return jax.eval_shape(lambda key: sample_action(environment.spec, key, 1)[0], key_shape())

@@ -80,12 +80,11 @@ class MultiCategorical(Distribution):
 
     @classmethod
     def create(cls, logits: jax.Array, spec: MultiDiscreteSpec, mask: jax.Array | None) -> "MultiCategorical":
-        components, start = [], 0
-        for n in spec.num_actions:
-            part = slice(start, start + n)
-            legal = None if mask is None else mask[..., part]
-            components.append(Categorical.create(logits[..., part], DiscreteSpec(n, dtype=spec.dtype), legal))
-            start += n
+        masks = [None] * len(spec.num_actions) if mask is None else spec.split(mask)
+        components = [
+            Categorical.create(part, DiscreteSpec(n, dtype=spec.dtype), legal)
+            for n, part, legal in zip(spec.num_actions, spec.split(logits), masks, strict=True)
+        ]
         return cls(tuple(components), spec.dtype)
 
     def sample(self, key: jax.Array) -> Integer[Array, "*B K"]:

@@ -129,9 +129,5 @@ def shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def key_shape() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0))
-
-
 def row(tree: PyTree, index: Any) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x)[index].tolist(), tree)

@@ -15,14 +15,13 @@ from podracer.agents.testing.checks import (
     check_same,
     check_strong,
     illegal_rows,
-    key_shape,
     row,
     shapes,
 )
 from podracer.agents.testing.subject import AgentUnderTest
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.recording import difference
-from podracer.types import TimeStep, leaf_name, split_mask
+from podracer.types import TimeStep, key_shape, leaf_name, split_mask
 
 METHODS = {
     "init": ["key"],
