@@ -19,7 +19,8 @@ from podracer import parallel
 from podracer.agent import Agent
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
-from podracer.rollout import RolloutState, Stream, fold_in_each, start_rollout, stream_key, unroll
+from podracer.rollout import RolloutState, start_rollout, unroll
+from podracer.streams import Stream, fold_in_each, stream_key
 from podracer.types import Trajectory, key_shape, valid_mask
 
 # So that the sums of a call cannot overflow int32.

@@ -1,11 +1,6 @@
-"""Acting: an agent and a batch of environments for a number of steps.
-
-Every random draw has a key made from counters, `fold_in(fold_in(root, stream), step)`, never from a chain of splits. So
-a run resumes anywhere, and environments with equal global indices see equal streams whatever the device count.
-"""
+"""Acting: an agent and a batch of environments for a number of steps."""
 
 import dataclasses
-import enum
 
 import jax
 import jax.numpy as jnp
@@ -13,31 +8,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from podracer.agent import ActorOutput, Agent
 from podracer.envs.autoreset import Autoreset
+from podracer.streams import fold_in_each
 from podracer.types import TimeStep, Trajectory
-
-
-class Stream(enum.IntEnum):
-    """What a key is for. Each has its own stream under the run's root key."""
-
-    INIT = 0
-    RESET = 1
-    ENVIRONMENT = 2
-    ACT = 3
-    UPDATE = 4
-    EVALUATE = 5
-
-
-def stream_key(root: jax.Array, stream: Stream, *counters: int | jax.Array) -> jax.Array:
-    """The key of a stream at a place in it."""
-    key = jax.random.fold_in(root, stream)
-    for counter in counters:
-        key = jax.random.fold_in(key, counter)
-    return key
-
-
-def fold_in_each(keys: jax.Array, data: Int[Array, ""]) -> jax.Array:
-    """`fold_in` of one number into each key `[B]`."""
-    return jax.vmap(jax.random.fold_in, (0, None))(keys, data)
 
 
 @jax.tree_util.register_dataclass

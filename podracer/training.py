@@ -23,8 +23,8 @@ from podracer.interrupts import interrupted_between_steps
 from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
 from podracer.recording import save_gif
-from podracer.rollout import Stream, stream_key
 from podracer.run_directory import RunDirectory, identity, write_json
+from podracer.streams import Stream, stream_key
 from podracer.types import key_shape
 
 

@@ -13,7 +13,8 @@ from podracer.agents import Random
 from podracer.agents.testing.environments import Patchwork
 from podracer.envs import Autoreset, Countdown
 from podracer.envs.recording import difference, to_numpy
-from podracer.rollout import EpisodeStatistics, Stream, fold_in_each, start_rollout, stream_key, unroll
+from podracer.rollout import EpisodeStatistics, start_rollout, unroll
+from podracer.streams import Stream, fold_in_each, stream_key
 from podracer.types import DiscreteSpec, StepType, TimeStep, valid_mask
 
 

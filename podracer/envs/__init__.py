@@ -5,8 +5,9 @@ from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment, Step
 from podracer.envs.catch import Catch
 from podracer.envs.countdown import Countdown
+from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, JaxHostEnvironment
 from podracer.envs.packages import EnvironmentUnavailableError
-from podracer.envs.registry import EnvironmentEntry, list_environments, make, register
+from podracer.envs.registry import EnvironmentEntry, is_host, list_environments, make, make_host, register
 
 __all__ = [
     "Autoreset",
@@ -14,10 +15,16 @@ __all__ = [
     "Countdown",
     "Environment",
     "EnvironmentEntry",
+    "EnvironmentSlice",
     "EnvironmentUnavailableError",
+    "HostEnvironment",
+    "HostFactory",
+    "JaxHostEnvironment",
     "Step",
+    "is_host",
     "list_environments",
     "make",
+    "make_host",
     "register",
     "sample_action",
 ]

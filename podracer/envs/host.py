@@ -1,0 +1,236 @@
+"""Environments that run on the host: batches of them, in NumPy, under the contract of every environment.
+
+`Sebulba` steps them in threads. Any JAX environment can be one as well, which is how the two architectures are
+compared.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from podracer.envs.autoreset import Autoreset
+from podracer.envs.base import Environment
+from podracer.envs.rendering import render
+from podracer.streams import Stream, fold_in_each, stream_key
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, leaf_name
+
+_MAX_SEED = 2**31 - 1  # What every package takes.
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSlice:
+    """Which of a run's environments a batch holds, and what they are seeded with.
+
+    Attributes:
+        num_envs: B.
+        first_index: The index of the first of them among all environments of the run.
+        seed: The run's.
+        start: The update before which they begin. Those of a resumed run are not those that it began with.
+        attempt: How often they were made before for the same start: an environment that crashed is not to do so again.
+        rollout_length: Steps per update, by which JAX environments draw their keys.
+    """
+
+    num_envs: int
+    first_index: int = 0
+    seed: int = 0
+    start: int = 0
+    attempt: int = 0
+    rollout_length: int = 128
+
+    def seeds(self) -> list[int]:
+        """One integer within `[0, 2^31 - 1)` per environment, consecutive and so distinct within a run."""
+        sequence = np.random.SeedSequence((self.seed, self.start, self.attempt))
+        base = int(sequence.generate_state(1, np.uint64)[0])
+        return [(base + self.first_index + b) % _MAX_SEED for b in range(self.num_envs)]
+
+
+class HostEnvironment(Protocol):
+    """`B` environments on the host, stepped together.
+
+    Timesteps have NumPy leaves, of the shapes and dtypes of the spec behind the axis `[B]`; the next `step` may overwrite
+    them. The contract is that of `podracer.envs.Autoreset`: the step after LAST ignores the action and returns FIRST of a
+    fresh episode, with reward 0 and discount 1, and LAST has the true final observation. Column `b` is the same
+    environment at every step. The discount is 0 where nothing that follows counts: where an episode terminated, and, if
+    the environment says so, within an episode, as at a lost life.
+
+    An environment may also have
+
+    - `render() -> uint8 [H, W, 3]`, a picture of the first environment, to record episodes;
+    - `frames_per_step: int`, how many frames of an emulator one step takes, 1 where it is missing;
+    - `reference_scores: tuple[float, float]`, the returns of a random player and of a human, to normalise by.
+    """
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Observation and action spaces, without the batch axis."""
+        ...
+
+    @property
+    def num_envs(self) -> int:
+        """B."""
+        ...
+
+    def reset(self) -> TimeStep:
+        """FIRST of all environments. Called once, before any `step`."""
+        ...
+
+    def step(self, action: PyTree) -> TimeStep:
+        """The next timesteps `[B]` after `action [B, ...]` in NumPy.
+
+        Raises:
+            ValueError: There is not one action per environment.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all that belongs to the environments, such as processes. May be called from another thread."""
+        ...
+
+
+class HostFactory:
+    """Makes batches of one kind of host environment.
+
+    Args:
+        name: What errors call it.
+        make: Makes a batch; called in the thread that will step it.
+
+    Attributes:
+        name: As given.
+    """
+
+    def __init__(self, name: str, make: Callable[[EnvironmentSlice], HostEnvironment]) -> None:
+        self.name = name
+        self._make = make
+
+    @functools.cached_property
+    def spec(self) -> EnvironmentSpec:
+        """Of every batch. Makes a batch of one environment to ask it, and closes it."""
+        environment = self(EnvironmentSlice(1))
+        try:
+            return environment.spec
+        finally:
+            environment.close()
+
+    def __call__(self, where: EnvironmentSlice) -> HostEnvironment:
+        """Makes the environments of a slice.
+
+        Raises:
+            ValueError: What was made is no host environment, or of another size.
+        """
+        environment: Any = self._make(where)
+        missing = [name for name in ("spec", "num_envs", "reset", "step", "close") if not hasattr(environment, name)]
+        if missing:
+            what = "None" if environment is None else f"a {type(environment).__name__} without {', '.join(missing)}"
+            raise ValueError(f"the factory of {self.name} returned {what}; a podracer.envs.HostEnvironment is needed")
+        if environment.num_envs != where.num_envs:
+            environment.close()
+            raise ValueError(
+                f"the factory of {self.name} made {environment.num_envs} environments; {where.num_envs} were asked for"
+            )
+        return environment
+
+
+class JaxHostEnvironment:
+    """A JAX environment as a host environment.
+
+    Its keys are those that Anakin uses, so that both architectures step through the same episodes.
+
+    Args:
+        environment: A raw environment.
+        where: The slice.
+    """
+
+    def __init__(self, environment: Environment, where: EnvironmentSlice) -> None:
+        self._stream, self._where = Autoreset(environment), where
+        self._steps = 0
+        self._state: PyTree = None
+        self._timestep: Any = None
+        # The host's own device, whatever the agent runs on.
+        self._device = jax.local_devices(backend="cpu")[0]
+        self._jit_reset, self._jit_step = jax.jit(self._reset), jax.jit(self._step)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self._stream.spec
+
+    @property
+    def num_envs(self) -> int:
+        return self._where.num_envs
+
+    def reset(self) -> TimeStep:
+        return self._emit(*self._jit_reset(jax.device_put(np.uint32(self._where.seed), self._device)))
+
+    def step(self, action: PyTree) -> TimeStep:
+        check_actions(action, self.num_envs)
+        update, t = divmod(self._steps, self._where.rollout_length)
+        self._steps += 1
+        where = self._where.seed, self._where.start + update, t
+        numbers = jax.device_put(tuple(np.uint32(number) for number in where), self._device)
+        return self._emit(*self._jit_step(self._state, jax.device_put(action, self._device), *numbers))
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment."""
+        state, observation = jax.tree.map(lambda x: x[0], (self._state[0], self._timestep.observation))
+        return render(self._stream.environment, state, observation)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _emit(self, state: PyTree, timestep: TimeStep) -> TimeStep:
+        self._state, self._timestep = state, jax.device_get(timestep)
+        return self._timestep
+
+    def _keys(self, seed: jax.Array, stream: Stream, *counters: int) -> jax.Array:
+        key = stream_key(jax.random.key(seed), stream, *counters)
+        indices = np.arange(self._where.first_index, self._where.first_index + self.num_envs)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+    def _reset(self, seed: jax.Array) -> tuple[PyTree, TimeStep]:
+        again = (self._where.start, self._where.attempt)
+        return self._stream.reset(self._keys(seed, Stream.RESET, *(again if any(again) else ())))
+
+    def _step(
+        self, state: PyTree, action: PyTree, seed: jax.Array, update: jax.Array, t: jax.Array
+    ) -> tuple[PyTree, TimeStep]:
+        keys = fold_in_each(self._keys(seed, Stream.ENVIRONMENT), update)
+        return self._stream.step(state, action, fold_in_each(keys, t))
+
+
+def check_actions(action: PyTree, num_envs: int) -> None:
+    """Whether there is one action per environment, without which some packages wait for ever.
+
+    Raises:
+        ValueError: There is not.
+    """
+    for leaf in jax.tree.leaves(action):
+        if leaf.shape[:1] != (num_envs,):
+            raise ValueError(f"the actions have the shape {leaf.shape}; there are {num_envs} environments")
+
+
+def check_timestep(name: str, spec: EnvironmentSpec, num_envs: int, timestep: TimeStep) -> None:
+    """Whether a timestep is what the spec says, by leaf name.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(timestep, TimeStep):
+        raise ValueError(f"{name} emits a {type(timestep).__name__}; a podracer.types.TimeStep is needed")
+    scalar: list[Any] = [ArraySpec((), dtype) for dtype in ("int8", "float32", "float32")]
+    expected = TimeStep(*scalar, spec.observation)
+    found: list[Any] = [jax.tree.structure(tree) for tree in (expected, timestep)]
+    if found[0] != found[1]:
+        raise ValueError(f"{name} emits {found[1]}, its spec says {found[0]}")
+
+    def check(path: Any, leaf_spec: ArraySpec, leaf: Any) -> None:
+        shape, dtype = (num_envs, *leaf_spec.shape), leaf_spec.dtype
+        if (leaf.shape, str(leaf.dtype)) != (shape, dtype):
+            raise ValueError(
+                f"{name} emits {leaf.dtype}{list(leaf.shape)} at {leaf_name(path)}; {dtype}{list(shape)} is due"
+            )
+
+    jax.tree_util.tree_map_with_path(check, expected, timestep)
