@@ -74,8 +74,6 @@ def long_run(updates: int) -> dict[str, Any]:
     """Trains in short calls, each of whose results the host reads, as a run with progress and metrics does."""
     import jax
 
-    from podracer.anakin import summarize
-
     compilations: collections.Counter[str] = collections.Counter()
 
     def listen(event: str, duration: float, **details: Any) -> None:
@@ -89,7 +87,7 @@ def long_run(updates: int) -> dict[str, Any]:
     resident = []
     for update in range(0, updates, _UPDATES_PER_CALL):
         state, window = anakin.run(state, _UPDATES_PER_CALL)
-        summarize(window)
+        window.summarize()
         done = update + _UPDATES_PER_CALL
         if done % (updates // 40) == 0:
             resident.append((done, resident_megabytes()))

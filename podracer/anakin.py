@@ -5,15 +5,12 @@ while the next one runs.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from podracer import parallel
 from podracer.agent import Agent
@@ -21,23 +18,11 @@ from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.rollout import RolloutState, start_rollout, unroll
 from podracer.streams import Stream, fold_in_each, stream_key
-from podracer.types import Trajectory, key_shape, valid_mask
+from podracer.types import Trajectory, key_shape
+from podracer.window import Window
 
 # So that the sums of a call cannot overflow int32.
 MAX_ROWS_PER_CALL = 2**30
-_NEVER = np.int32(2**31 - 1)
-_FROM_ENVIRONMENT = ("reward", "observation")
-# What a line of metrics and the watch over what is finite have besides the agent's metrics.
-_RESERVED = (
-    *_FROM_ENVIRONMENT,
-    "acting_parameters",
-    "env_steps",
-    "updates",
-    "steps_per_second",
-    "episodes",
-    "episode_return",
-    "episode_length",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,31 +65,6 @@ class AnakinState:
     learner: PyTree
     memory: PyTree
     rollout: RolloutState
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """Sums over the updates of one call, on the device.
-
-    Attributes:
-        updates: Their number.
-        env_steps: Real transitions; rows on which an environment reset itself are not counted.
-        metrics: The agent's metrics.
-        episodes: Episodes that finished.
-        return_sum: Over those.
-        length_sum: Over those; a float, since many long episodes can have more steps than int32 counts.
-        nonfinite: For each quantity, the first update at which it was NaN or infinite, counted from 1. The acting
-            parameters, which may have infinities of their own, are searched for NaN, once, after the last update.
-    """
-
-    updates: Int[Array, ""]
-    env_steps: Int[Array, ""]
-    metrics: dict[str, jax.Array]
-    episodes: Int[Array, ""]
-    return_sum: Float[Array, ""]
-    length_sum: Float[Array, ""]
-    nonfinite: dict[str, Int[Array, ""]]
 
 
 class Anakin:
@@ -161,7 +121,7 @@ class Anakin:
         )
         # Tracing finds what an agent or an environment refuses, long before anything is compiled.
         shapes = jax.eval_shape(self._init, key_shape())
-        self.shapes = _with_shardings(shapes, self.shardings)
+        self.shapes = parallel.with_shardings(shapes, self.shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=self.shardings.updates)
         self._traced = self._run.trace(self.shapes, number)
         self._compiled: Any = None
@@ -223,31 +183,23 @@ class Anakin:
     def _replica_run(self, state: AnakinState, num_updates: jax.Array) -> tuple[AnakinState, Window]:
         episodes = state.rollout.episodes.forget_finished()
         state = dataclasses.replace(state, rollout=dataclasses.replace(state.rollout, episodes=episodes))
-        shapes = jax.eval_shape(self._replica_step, state)[1]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        window = dataclasses.replace(zeros, nonfinite=dict.fromkeys(shapes.nonfinite, _NEVER))
+        nothing = Window.zero(jax.eval_shape(self._replica_step, state)[1])
 
         def body(_: jax.Array, carry: tuple[AnakinState, Window]) -> tuple[AnakinState, Window]:
             state, window = carry
             state, more = self._replica_step(state)
-            total = jax.tree.map(jnp.add, window, more)
-            nonfinite = jax.tree.map(jnp.minimum, window.nonfinite, more.nonfinite)
-            return state, dataclasses.replace(total, nonfinite=nonfinite)
+            return state, window.add(more)
 
-        state, window = jax.lax.fori_loop(0, num_updates, body, (state, window))
+        state, window = jax.lax.fori_loop(0, num_updates, body, (state, nothing))
         episodes = state.rollout.episodes
-        # The last gradient step may spoil them, which no metric shows before the next update, and a checkpoint keeps.
-        params = _when_any(jnp.isnan, self.agent.actor_params(state.learner), state.updates)
-        return state, self._over_replicas(
-            dataclasses.replace(
-                window,
-                updates=num_updates,
-                episodes=episodes.count.sum(),
-                return_sum=episodes.return_sum.sum(),
-                length_sum=episodes.length_sum.astype(jnp.float32).sum(),
-                nonfinite=window.nonfinite | {"acting_parameters": params},
-            )
+        window = dataclasses.replace(
+            window,
+            episodes=episodes.count.sum(),
+            return_sum=episodes.return_sum.sum(),
+            length_sum=episodes.length_sum.astype(jnp.float32).sum(),
         )
+        window = window.watch_parameters(self.agent.actor_params(state.learner), state.updates)
+        return state, window.over_replicas(self._axis)
 
     def _replica_step(self, state: AnakinState) -> tuple[AnakinState, Window]:
         """One update of this replica: act, then learn."""
@@ -255,11 +207,9 @@ class Anakin:
         memory = jax.tree.map(lambda x: x[0], state.memory)
         key = stream_key(state.key, Stream.UPDATE, parallel.replica_index(self._axis), state.updates)
         learner, memory, metrics = self.agent.update(state.learner, memory, trajectory, key, axis=self._axis)
-        if taken := sorted(set(_RESERVED) & metrics.keys()):
-            raise ValueError(f"the agent names a metric {taken[0]!r}; reserved are {', '.join(_RESERVED)}")
         memory = jax.tree.map(lambda x: x[None], memory)
         state = AnakinState(state.key, state.updates + 1, learner, memory, rollout)
-        return state, _window(trajectory, metrics, state.updates)  # The first update is number 1.
+        return state, Window.of_update(trajectory, metrics, state.updates)
 
     def _unroll(
         self, key: jax.Array, updates: jax.Array, learner: PyTree, rollout: RolloutState
@@ -281,27 +231,6 @@ class Anakin:
         indices = parallel.replica_index(self._axis) * count + jnp.arange(count)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
-    def _over_replicas(self, window: Window) -> Window:
-        """Sums of counts, means of metrics."""
-        if self._axis is None:
-            return window
-        total = jax.tree.map(lambda x: jax.lax.psum(x, self._axis), window)
-        return dataclasses.replace(
-            total,
-            updates=window.updates,
-            metrics=parallel.mean_over_replicas(window.metrics, self._axis),
-            nonfinite=jax.tree.map(lambda x: jax.lax.pmin(x, self._axis), window.nonfinite),
-        )
-
-
-def _with_shardings(shapes: AnakinState, shardings: AnakinState) -> AnakinState:
-    """Shapes that know where their arrays are, `shardings` being a prefix of their structure."""
-
-    def leaf(sharding: NamedSharding, part: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
-
-    return jax.tree.map(leaf, shardings, shapes, is_leaf=lambda x: isinstance(x, NamedSharding))
-
 
 def check_divisible(num_envs: int, num_devices: int) -> None:
     """Environments go to devices in equal shares.
@@ -316,57 +245,3 @@ def check_divisible(num_envs: int, num_devices: int) -> None:
             f"num_envs is {num_envs}, which is not a multiple of the {num_devices} devices; "
             f"nearest valid: {' or '.join(nearest)}"
         )
-
-
-def _is_nonfinite(x: jax.Array) -> jax.Array:
-    return ~jnp.isfinite(x)
-
-
-def _when_any(is_bad: Callable[[jax.Array], jax.Array], tree: PyTree, updates: jax.Array) -> Int[Array, ""]:
-    """The number of updates if a float in the tree is bad, else never."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-    bad = [is_bad(x).any() for x in floats]
-    return jnp.where(jnp.array(bad, bool).any(), updates, _NEVER)
-
-
-def _window(trajectory: Trajectory, metrics: dict[str, Any], updates: jax.Array) -> Window:
-    """One update's share of a window."""
-    watched = {name: getattr(trajectory.timestep, name) for name in _FROM_ENVIRONMENT} | metrics
-    nonfinite = {name: _when_any(_is_nonfinite, x, updates) for name, x in watched.items()}
-    zero = jnp.int32(0)
-    return Window(
-        updates=zero,
-        env_steps=valid_mask(trajectory).sum(dtype=jnp.int32),
-        metrics=metrics,
-        episodes=zero,
-        return_sum=jnp.float32(0),
-        length_sum=jnp.float32(0),
-        nonfinite=nonfinite,
-    )
-
-
-def summarize(window: Window, *, allow_nonfinite: bool = False) -> dict[str, float]:
-    """A window as numbers on the host: mean metrics, mean return and length of the episodes that finished.
-
-    Waits for the device.
-
-    Args:
-        window: What `Anakin.run` returned.
-        allow_nonfinite: Give NaN back as it is.
-
-    Raises:
-        FloatingPointError: Something was not finite; the earliest is named, with its update.
-    """
-    host = jax.device_get(window)
-    updates, episodes = int(host.updates), int(host.episodes)
-    first = min(host.nonfinite.values())
-    if first != _NEVER and not allow_nonfinite:
-        names = [name for name, update in host.nonfinite.items() if update == first]
-        # What came from the environment is the cause of what came out of the agent.
-        cause = min(names, key=lambda name: (*_FROM_ENVIRONMENT, name).index(name))
-        raise FloatingPointError(f"{cause} was not finite at update {first}")
-    summary = {name: float(value) / updates for name, value in host.metrics.items()}
-    summary["episodes"] = episodes
-    summary["episode_return"] = float(host.return_sum) / episodes if episodes else math.nan
-    summary["episode_length"] = float(host.length_sum) / episodes if episodes else math.nan
-    return summary

@@ -43,6 +43,15 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
+def with_shardings(shapes: Tree, places: PyTree) -> Tree:
+    """Shapes that know where their arrays are, `places` being a prefix of their structure."""
+
+    def leaf(sharding: NamedSharding, x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, jax.tree.broadcast(places, shapes), shapes)
+
+
 def replica_index(axis: str | None) -> jax.Array:
     """This replica's place on the axis."""
     return jnp.int32(0) if axis is None else jax.lax.axis_index(axis)

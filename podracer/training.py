@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from podracer import plotting
 from podracer.agent import Agent
-from podracer.anakin import Anakin, AnakinState, Window, summarize
+from podracer.anakin import Anakin, AnakinState
 from podracer.checkpoint import Checkpointer
 from podracer.envs.base import Environment
 from podracer.envs.packages import import_package
@@ -26,6 +26,7 @@ from podracer.recording import save_gif
 from podracer.run_directory import RunDirectory, identity, write_json
 from podracer.streams import Stream, stream_key
 from podracer.types import key_shape
+from podracer.window import Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +290,7 @@ class _Run:
         """Waits for a window, then logs it. Returns the mean return of its episodes, None if none ended."""
         counters = self.counters
         try:
-            metrics = summarize(window)
+            metrics = window.summarize()
         except FloatingPointError as error:
             if self.experiment.stop_on_nonfinite:
                 self.checkpointer.wait()
@@ -299,7 +300,7 @@ class _Run:
             if not self.is_nonfinite:  # Once: what is NaN tends to stay NaN.
                 self._warn(f"{error}; going on")
             self.is_nonfinite = True
-            metrics = summarize(window, allow_nonfinite=True)
+            metrics = window.summarize(allow_nonfinite=True)
         now = time.perf_counter()
         seconds, self.window_began = now - self.window_began, now
         env_steps = int(window.env_steps)

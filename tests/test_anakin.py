@@ -11,10 +11,11 @@ import pytest
 from podracer import parallel
 from podracer.agent import ActorOutput
 from podracer.agents.testing.environments import Patchwork
-from podracer.anakin import Anakin, AnakinConfig, Window, summarize
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs import Countdown, Step
 from podracer.envs.recording import difference, to_numpy
 from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec, TimeStep, Trajectory
+from podracer.window import Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ def test_steps_and_episodes_are_counted_without_the_rows_of_resets(counting: Ana
     state, window = counting.run(state, 4)
     assert int(window.env_steps) == 8 * 15
     assert int(window.episodes) == 8 * 5
-    summary = summarize(window)
+    summary = window.summarize()
     assert (summary["episodes"], summary["episode_return"], summary["episode_length"]) == (40, 3.0, 3.0)
     assert counting.steps_per_update == 40
 
@@ -103,7 +104,7 @@ def test_windows_add_up_to_one(counting: Anakin) -> None:
 
 def test_metrics_are_means_over_updates_and_replicas(counting: Anakin) -> None:
     state, window = counting.run(counting.init(0), 4)
-    summary = summarize(window)
+    summary = window.summarize()
     assert summary["update"] == 2.5
     assert summary["replica"] == 1.5
     assert summary["acted_with"] == 1.5  # Update k acts with the parameters after k - 1 updates.
@@ -114,7 +115,7 @@ def test_metrics_are_means_over_updates_and_replicas(counting: Anakin) -> None:
 def test_a_window_without_an_episode_has_no_return() -> None:
     runner = anakin(Countdown(100), num_envs=1, length=2)
     _, window = runner.run(runner.init(0), 3)
-    summary = summarize(window)
+    summary = window.summarize()
     assert summary["episodes"] == 0
     assert np.isnan(summary["episode_return"])
     assert np.isnan(summary["episode_length"])
@@ -188,7 +189,7 @@ def test_nothing_is_kept_from_call_to_call(counting: Anakin) -> None:
     alive = []
     for _ in range(20):
         state, window = counting.run(state, 1)
-        summarize(window)
+        window.summarize()
         alive.append(len(jax.live_arrays()))
     assert len(set(alive[1:])) == 1, alive
 
@@ -225,7 +226,7 @@ def test_lengths_are_summed_beyond_what_int32_holds(counting: Anakin) -> None:
     rollout = dataclasses.replace(state.rollout, episodes=dataclasses.replace(episodes, running_length=long))
     _, window = counting.run(dataclasses.replace(state, rollout=rollout), 1)
     # 8 environments finish an episode of 2^29 + 3 steps each.
-    assert summarize(window)["episode_length"] == pytest.approx(2**29 + 3, rel=1e-6)
+    assert window.summarize()["episode_length"] == pytest.approx(2**29 + 3, rel=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,10 +261,10 @@ class Spoiling(Instrument):
 def test_parameters_that_the_last_update_spoiled_are_noticed_before_they_are_saved() -> None:
     runner = anakin(Countdown(3), num_envs=2, length=4, devices=range(2), agent=Spoiling())
     state, window = runner.run(runner.init(0), 2)
-    summarize(window)
+    window.summarize()
     _, window = runner.run(state, 1)
     with pytest.raises(FloatingPointError, match=r"acting_parameters was not finite at update 3$"):
-        summarize(window)
+        window.summarize()
 
 
 @pytest.mark.parametrize("field", ["num_envs", "rollout_length"])
@@ -305,10 +306,10 @@ def test_what_is_not_finite_is_named_with_its_update(what: str, at: int, value: 
     agent = Instrument(breaks_at=2 if what == "a_loss" else 0)
     runner = anakin(Breaking(what, at, value), num_envs=2, length=4, devices=range(2), agent=agent)
     state, window = runner.run(runner.init(0), 1)
-    summarize(window)
+    window.summarize()
     state, window = runner.run(state, 4)
     with pytest.raises(FloatingPointError, match=f"{what} was not finite at update {update}$"):
-        summarize(window)
+        window.summarize()
     assert isinstance(window, Window)
     _, window = runner.run(state, 1)
-    summarize(window)
+    window.summarize()

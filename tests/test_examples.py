@@ -10,7 +10,7 @@ import pytest
 
 from podracer import envs
 from podracer.agents.ppo import PPO, PPOConfig
-from podracer.anakin import Anakin, AnakinConfig, summarize
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.networks import NetworkConfig, actor_critic
 
 NUM_ENVS, LENGTH, UPDATES, SEED = 8, 32, 12, 3
@@ -46,6 +46,6 @@ def test_one_file_gives_the_parameters_of_the_library(one_file: Any, devices: in
     )
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, jax.device_get(ours.params))
     assert min(jax.tree.leaves(moved)) > 1e-3, "the comparison says little if the parameters have hardly changed"
-    summary = summarize(window)
+    summary = window.summarize()
     for name, value in metrics.items():
         assert float(value) == pytest.approx(summary[name], rel=1e-3), name

@@ -52,11 +52,11 @@ class EnvironmentSlice:
 class HostEnvironment(Protocol):
     """`B` environments on the host, stepped together.
 
-    Timesteps have NumPy leaves, of the shapes and dtypes of the spec behind the axis `[B]`; the next `step` may overwrite
-    them. The contract is that of `podracer.envs.Autoreset`: the step after LAST ignores the action and returns FIRST of a
-    fresh episode, with reward 0 and discount 1, and LAST has the true final observation. Column `b` is the same
-    environment at every step. The discount is 0 where nothing that follows counts: where an episode terminated, and, if
-    the environment says so, within an episode, as at a lost life.
+    Timesteps have NumPy leaves, of the shapes and dtypes of the spec behind the axis `[B]`, which the next `step` may
+    overwrite. The contract is that of `podracer.envs.Autoreset`: the step after LAST ignores the action and returns
+    FIRST of a fresh episode, with reward 0 and discount 1, and LAST has the true final observation. Column `b` is the
+    same environment at every step. The discount is 0 where nothing that follows counts: where an episode terminated,
+    and, if the environment says so, within an episode, as at a lost life.
 
     An environment may also have
 
@@ -107,12 +107,28 @@ class HostFactory:
         self.name = name
         self._make = make
 
-    @functools.cached_property
+    @property
     def spec(self) -> EnvironmentSpec:
-        """Of every batch. Makes a batch of one environment to ask it, and closes it."""
+        """Of every batch."""
+        return self._facts[0]
+
+    @property
+    def frames_per_step(self) -> int:
+        """1 where the environments do not say."""
+        return self._facts[1]
+
+    @property
+    def reference_scores(self) -> tuple[float, float] | None:
+        """The returns of a random player and of a human, None where they are not known."""
+        return self._facts[2]
+
+    @functools.cached_property
+    def _facts(self) -> tuple[EnvironmentSpec, int, tuple[float, float] | None]:
+        """Makes a batch of one environment to ask it, and closes it."""
         environment = self(EnvironmentSlice(1))
         try:
-            return environment.spec
+            frames_per_step = getattr(environment, "frames_per_step", 1)
+            return environment.spec, frames_per_step, getattr(environment, "reference_scores", None)
         finally:
             environment.close()
 
@@ -220,8 +236,8 @@ def check_timestep(name: str, spec: EnvironmentSpec, num_envs: int, timestep: Ti
     """
     if not isinstance(timestep, TimeStep):
         raise ValueError(f"{name} emits a {type(timestep).__name__}; a podracer.types.TimeStep is needed")
-    scalar: list[Any] = [ArraySpec((), dtype) for dtype in ("int8", "float32", "float32")]
-    expected = TimeStep(*scalar, spec.observation)
+    step_type, reward, discount = (ArraySpec((), dtype) for dtype in ("int8", "float32", "float32"))
+    expected: Any = TimeStep(step_type, reward, discount, spec.observation)  # type: ignore[arg-type]
     found: list[Any] = [jax.tree.structure(tree) for tree in (expected, timestep)]
     if found[0] != found[1]:
         raise ValueError(f"{name} emits {found[1]}, its spec says {found[0]}")

@@ -12,7 +12,7 @@ from flax import nnx
 
 from podracer import envs
 from podracer.agents.ppo import PPO, PPOConfig
-from podracer.anakin import Anakin, AnakinConfig, summarize
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.networks import Network, from_equinox, from_nnx
 from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec, MaskedObservation
 
@@ -191,7 +191,7 @@ def test_ppo_trains_it_under_anakin(library):
     state = anakin.init(0)
     before = jax.device_get(state.learner.params)
     state, window = anakin.run(state, 3)
-    assert summarize(window)["episodes"] > 0
+    assert window.summarize()["episodes"] > 0
     after = jax.device_get(state.learner.params)
     assert after.keys() == before.keys()
     for name in after:

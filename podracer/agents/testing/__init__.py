@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 from podracer.agents.testing.checks import relative_difference, row, values_of_what_followed
 from podracer.agents.testing.environments import ProbeTruncation
 from podracer.agents.testing.protocol import ProtocolConformance
-from podracer.anakin import Anakin, AnakinConfig, summarize
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.checkpoint import Checkpointer
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
@@ -151,7 +151,7 @@ class AgentConformance(ProtocolConformance):
             logger.removeHandler(handler)
         again = [message for message in compiled if message.startswith("Compiling")]
         assert not again, f"a running loop compiles again: {again}"
-        summarize(window)
+        window.summarize()
 
     # Environments of known value, from the easiest.
 

@@ -1,0 +1,201 @@
+"""What runs on an actor device: acting, and keeping the rows of a trajectory until it is whole."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+from jaxtyping import PyTree, UInt32
+
+from podracer.agent import Agent
+from podracer.streams import Stream, stream_key
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, Trajectory
+
+
+class Acting:
+    """An agent's `act` for a batch of environments, compiled for one device and shared by its threads.
+
+    Rows are written into buffers on the device, in place, one buffer per learner device, so that nothing is left to cut
+    when a trajectory is whole. The observation is copied there by the program that acts on it: host environments may
+    overwrite it, and JAX may read the host's memory in place.
+
+    Args:
+        agent: Anything that follows `podracer.agent.Agent`.
+        spec: The environments'.
+        batch_size: B, the environments of one thread.
+        length: T.
+        num_shards: Equal parts to cut B into.
+        device: Where to act.
+        params: The shapes of the agent's `actor_params`.
+
+    Attributes:
+        device: As given.
+        length: As given.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvironmentSpec,
+        batch_size: int,
+        length: int,
+        num_shards: int,
+        device: jax.Device,
+        params: PyTree,
+    ) -> None:
+        self.device = device
+        self.length = length
+        self._agent, self._num_shards = agent, num_shards
+        self._batch_size = batch_size
+        place = SingleDeviceSharding(device)
+
+        def here(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+        timestep = here(timestep_shape(spec, batch_size))
+        params, key = here(params), here(jax.eval_shape(lambda: jax.random.key(0)))
+        counters = here(jax.ShapeDtypeStruct((3,), jnp.uint32))
+        state = here(jax.eval_shape(lambda: agent.init_actor(batch_size)))
+        output = jax.eval_shape(agent.act, params, timestep, state, key)
+        self._rows = (timestep, output.action, output.extras)
+        buffers = here(jax.eval_shape(self._empty))
+        self._start = jax.jit(lambda: agent.init_actor(batch_size), out_shardings=place).trace()
+        self._allocate = jax.jit(self._empty, out_shardings=place).trace()
+        step, finish = jax.jit(self._step, donate_argnums=1), jax.jit(self._finish, donate_argnums=0)
+        self._act = step.trace(params, buffers, timestep, state, key, counters)
+        self._close = finish.trace(buffers, timestep, state)
+        self._compiled: Any = None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The shapes of one learner device's part of a trajectory."""
+        return self._close.out_info[0]
+
+    def compile(self) -> None:
+        """Compiles all that acting needs, if it is not compiled yet: before there are threads to race for it."""
+        if self._compiled is None:
+            traced = (self._start, self._allocate, self._act, self._close)
+            self._compiled = tuple(function.lower().compile() for function in traced)
+
+    def init_actor(self) -> PyTree:
+        """The agent's state for B environments, on the device."""
+        return self._compiled[0]()
+
+    def allocate(self) -> PyTree:
+        """Buffers for the rows of a trajectory."""
+        return self._compiled[1]()
+
+    def act(
+        self, params: PyTree, buffers: PyTree, timestep: TimeStep, state: PyTree, key: jax.Array, place: tuple[int, ...]
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Acts on a row and keeps it.
+
+        Args:
+            params: The agent's `actor_params`, on the device.
+            buffers: Donated.
+            timestep: `[B]`, in NumPy.
+            state: The agent's, `[B, ...]`.
+            key: The run's root key, on the device.
+            place: The thread's number, the rollout's, and the row's: what the key for this step is made of.
+
+        Returns:
+            The buffers, the agent's next state, and the actions `[B, ...]` in NumPy.
+        """
+        timestep, counters = jax.device_put((timestep, np.asarray(place, np.uint32)), self.device)
+        buffers, state, action = self._compiled[2](params, buffers, timestep, state, key, counters)
+        return buffers, state, jax.device_get(action)
+
+    def finish(self, buffers: PyTree, timestep: TimeStep, state: PyTree) -> list[Trajectory]:
+        """The trajectory, in one part per learner device.
+
+        Args:
+            buffers: Donated.
+            timestep: Row T, in NumPy.
+            state: The agent's before row 0.
+        """
+        return self._compiled[3](buffers, jax.device_put(timestep, self.device), state)
+
+    def _shards(self, tree: PyTree) -> list[PyTree]:
+        """A batch `[B, ...]` in parts."""
+        size = self._batch_size // self._num_shards
+        return [jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(self._num_shards)]
+
+    def _empty(self) -> list[PyTree]:
+        timestep, action, extras = self._rows
+        size = self._batch_size // self._num_shards
+
+        def rows(length: int) -> Any:
+            return lambda x: jnp.zeros((length, size, *x.shape[1:]), x.dtype)
+
+        rest = jax.tree.map(rows(self.length), (action, extras))
+        return [(jax.tree.map(rows(self.length + 1), timestep), *rest)] * self._num_shards
+
+    def _step(
+        self,
+        params: PyTree,
+        buffers: list[PyTree],
+        timestep: TimeStep,
+        state: PyTree,
+        key: jax.Array,
+        counters: UInt32[jax.Array, "3"],
+    ) -> tuple[list[PyTree], PyTree, PyTree]:
+        thread, rollout, t = counters
+        key = jax.random.fold_in(stream_key(key, Stream.ACT, thread, rollout), t)
+        output = self._agent.act(params, timestep, state, key)
+        rows = self._shards((timestep, output.action, output.extras))
+        buffers = [jax.tree.map(lambda x, row: x.at[t].set(row), *pair) for pair in zip(buffers, rows, strict=True)]
+        # Copied: of an output that is an input too, JAX would hand back the input, which is the host's memory.
+        return buffers, jax.tree.map(jnp.copy, output.actor_state), output.action
+
+    def _finish(self, buffers: list[PyTree], timestep: TimeStep, state: PyTree) -> list[Trajectory]:
+        trajectories = []
+        for (rows, action, extras), last, start in zip(
+            buffers, self._shards(timestep), self._shards(state), strict=True
+        ):
+            timesteps = jax.tree.map(lambda x, row: x.at[-1].set(row), rows, last)
+            trajectories.append(Trajectory(timesteps, action, extras, start))
+        return trajectories
+
+
+def timestep_shape(spec: EnvironmentSpec, batch_size: int) -> TimeStep:
+    """A timestep `[B]` as shapes."""
+
+    def leaf(leaf_spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch_size, *leaf_spec.shape), np.dtype(leaf_spec.dtype))
+
+    scalar: Any = [leaf(ArraySpec((), dtype)) for dtype in ("int8", "float32", "float32")]
+    step_type, reward, discount = scalar
+    return TimeStep(step_type, reward, discount, jax.tree.map(leaf, spec.observation))
+
+
+@dataclasses.dataclass
+class HostEpisodes:
+    """Returns and lengths of episodes on the host, as `podracer.rollout.EpisodeStatistics` are on the device."""
+
+    running_return: np.ndarray
+    running_length: np.ndarray
+    count: int = 0
+    return_sum: float = 0.0
+    length_sum: int = 0
+
+    @classmethod
+    def zero(cls, batch_size: int) -> "HostEpisodes":
+        """At the start of an episode in each environment."""
+        return cls(np.zeros(batch_size, np.float64), np.zeros(batch_size, np.int64))
+
+    def add(self, timestep: TimeStep) -> None:
+        """After one more timestep `[B]`."""
+        first, last = timestep.step_type == StepType.FIRST, timestep.step_type == StepType.LAST
+        self.running_return = np.where(first, 0, self.running_return + timestep.reward)
+        self.running_length = np.where(first, 0, self.running_length + 1)
+        self.count += int(last.sum())
+        self.return_sum += float(self.running_return[last].sum())
+        self.length_sum += int(self.running_length[last].sum())
+
+    def take_finished(self) -> tuple[int, float, int]:
+        """Number, returns and lengths of those that finished since the last call."""
+        finished = self.count, self.return_sum, self.length_sum
+        self.count, self.return_sum, self.length_sum = 0, 0.0, 0
+        return finished

@@ -1,0 +1,203 @@
+"""One actor: a batch of host environments, and the loop that a thread runs on them."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, check_timestep
+from podracer.sebulba.acting import Acting, HostEpisodes
+from podracer.sebulba.channel import ParameterSlot, Pulse, Stopped
+from podracer.types import Trajectory
+
+# What an actor's time goes to. Of the first three, the environments may take as long as they are given, and no longer.
+MAKING, RESETTING, STEPPING = "make", "reset", "step"
+ACTIVITIES = (MAKING, RESETTING, STEPPING, "act", "transfer", "parameters", "learner")
+
+
+class ActorError(RuntimeError):
+    """What went wrong in an actor, with the thread, the device and the environment named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """What an actor gives the learner.
+
+    Attributes:
+        shards: The trajectory, in one part per learner device, on those devices.
+        versions: `[T]`, of the parameters that acted.
+        episodes: That finished: their number, and the sums of their returns and lengths.
+        discarded: Rows that were lost to environments that had to be made anew.
+        restarts: How often they were.
+    """
+
+    shards: list[Trajectory]
+    versions: np.ndarray
+    episodes: tuple[int, float, int]
+    discarded: int = 0
+    restarts: int = 0
+
+
+class Actor:
+    """Acts in a batch of environments, one rollout after the other.
+
+    Args:
+        index: Among all actors of the run.
+        factory: Makes the environments.
+        where: Which environments, of which `start` and `attempt` are filled in here.
+        acting: The compiled functions of the actor's device.
+        learner_devices: Where the parts of a trajectory go.
+        slot: The parameters.
+        stop: The run's; set, the rollout that is under way is abandoned.
+        max_restarts: How often the environments may be made anew.
+        is_fresh_each_step: Whether new parameters are taken up within a rollout.
+
+    Attributes:
+        pulse: What it is doing; read by the thread that supervises it.
+        name: What errors call it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        factory: HostFactory,
+        where: EnvironmentSlice,
+        acting: Acting,
+        learner_devices: tuple[jax.Device, ...],
+        slot: ParameterSlot[PyTree],
+        stop: threading.Event,
+        *,
+        max_restarts: int = 0,
+        is_fresh_each_step: bool = False,
+    ) -> None:
+        self.index, self.pulse = index, Pulse(ACTIVITIES)
+        last = where.first_index + where.num_envs - 1
+        self.name = f"actor {index} on {acting.device}, {factory.name} {where.first_index} to {last}"
+        self._factory, self._where, self._acting, self._learner_devices = factory, where, acting, learner_devices
+        self._slot, self._stop = slot, stop
+        self._max_restarts, self._is_fresh_each_step = max_restarts, is_fresh_each_step
+        self._environment: HostEnvironment | None = None
+        self._timestep: Any = None
+        self._state: PyTree = None
+        self._episodes = HostEpisodes.zero(where.num_envs)
+        self._restarts = 0
+
+    def rollout(self, number: int, key: jax.Array) -> Rollout:
+        """The rollout that goes into update `number`, counted from 0.
+
+        Args:
+            number: One more than at the call before. At the first call the environments are made.
+            key: The run's root key, on the actor's device.
+
+        Raises:
+            Stopped: The run has ended.
+            ActorError: The environments failed once more than they may, or anything else did.
+        """
+        discarded = restarts = 0
+        while True:
+            done: list[int] = []
+            try:
+                try:
+                    environment = self._environment or self._make(number)
+                    made = self._roll(environment, number, key, done)
+                    return dataclasses.replace(made, discarded=discarded, restarts=restarts)
+                except _EnvironmentFailure:
+                    self.close()
+                    if self._restarts >= self._max_restarts or self._stop.is_set():
+                        raise
+                    self._restarts, restarts = self._restarts + 1, restarts + 1
+                    discarded += len(done) * self._where.num_envs
+            except Stopped:
+                raise
+            except Exception as error:
+                cause = error.__cause__ if isinstance(error, _EnvironmentFailure) else error
+                what = f"{error}: " if isinstance(error, _EnvironmentFailure) else ""
+                raise ActorError(f"{self.name}: {what}{type(cause).__name__}: {cause}") from cause
+
+    def close(self) -> None:
+        """Ends the environments. May be called from another thread, of an actor that does not answer."""
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            environment.close()
+
+    def _make(self, number: int) -> HostEnvironment:
+        where = dataclasses.replace(self._where, start=number, attempt=self._restarts)
+        self._state, self._episodes = self._acting.init_actor(), HostEpisodes.zero(where.num_envs)
+        with self._calling(MAKING):
+            environment = self._factory(where)
+        self._environment = environment
+        with self._calling(RESETTING):
+            self._timestep = environment.reset()
+            check_timestep(self._factory.name, environment.spec, where.num_envs, self._timestep)
+        return environment
+
+    def _roll(self, environment: HostEnvironment, number: int, key: jax.Array, done: list[int]) -> Rollout:
+        """One attempt at a rollout; `done` has the rows that it got to, for when it fails."""
+        acting, pulse = self._acting, self.pulse
+        pulse.enter("parameters")
+        version, params = self._slot.for_rollout(number)
+        jax.block_until_ready(params)
+        pulse.enter("act")
+        buffers, start = acting.allocate(), self._state
+        versions = np.empty(acting.length, np.int64)
+        for t in range(acting.length):
+            if self._stop.is_set():
+                raise Stopped
+            if self._is_fresh_each_step and t:
+                version, params = self._slot.newest()
+            versions[t] = version
+            place = self.index, number, t
+            buffers, self._state, action = acting.act(params, buffers, self._timestep, self._state, key, place)
+            with self._calling(STEPPING):
+                self._timestep = environment.step(action)
+            pulse.enter("act")
+            self._episodes.add(self._timestep)
+            done.append(t)
+        shards = acting.finish(buffers, self._timestep, start)
+        pulse.enter("transfer")
+        pairs = zip(shards, self._learner_devices, strict=True)
+        # Waited for: the host's memory of the last row is the environment's again after this.
+        shards = jax.block_until_ready([jax.device_put(shard, device) for shard, device in pairs])
+        return Rollout(shards, versions, self._episodes.take_finished())
+
+    @contextlib.contextmanager
+    def _calling(self, activity: str) -> Any:
+        """While the environments' code runs: how long it takes is watched, and what it raises is theirs."""
+        self.pulse.enter(activity)
+        try:
+            yield
+        except Exception as error:
+            raise _EnvironmentFailure(activity) from error
+
+
+class _EnvironmentFailure(Exception):
+    """The environments raised what is the cause of this, while they did what this says."""
+
+
+def run_actor(
+    actor: Actor,
+    first: int,
+    key: jax.Array,
+    put: Callable[[Rollout], None],
+    fail: Callable[[BaseException], None],
+) -> None:
+    """What an actor's thread does: rollouts from number `first` on, until the run ends or something goes wrong."""
+    try:
+        number = first
+        while True:
+            rollout = actor.rollout(number, key)
+            actor.pulse.enter("learner")
+            put(rollout)
+            number += 1
+    except Stopped:
+        pass
+    except BaseException as error:
+        fail(error)
+    finally:
+        with contextlib.suppress(Exception):  # What went wrong before is what there is to tell.
+            actor.close()

@@ -1,0 +1,154 @@
+"""The actors of a run: their threads, what passes to and from them, and how they end."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from podracer.envs.host import EnvironmentSlice, HostFactory
+from podracer.sebulba.acting import Acting
+from podracer.sebulba.actor import MAKING, RESETTING, STEPPING, Actor, Rollout, run_actor
+from podracer.sebulba.channel import Channel, ParameterSlot
+from podracer.sebulba.config import SebulbaConfig
+
+_LOOK = 0.05  # Seconds between two looks at whether all actors are well.
+_JOIN = 2.0  # Seconds that threads have to end by themselves, and again after their environments were closed.
+
+
+class Crew:
+    """All actors of this host, from one update on.
+
+    Args:
+        config: Threads, lag and time-outs.
+        factory: Makes the environments.
+        acting: The compiled functions, by actor device.
+        learner_devices: Where trajectories go.
+        seed: Of the environments.
+        key: The run's root key.
+        first: The update that the first rollouts go into.
+    """
+
+    def __init__(
+        self,
+        config: SebulbaConfig,
+        factory: HostFactory,
+        acting: list[Acting],
+        learner_devices: tuple[jax.Device, ...],
+        seed: int,
+        key: jax.Array,
+        first: int,
+    ) -> None:
+        self.next_update = first
+        self._config, self._factory = config, factory
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self._slots = [(one.device, ParameterSlot[PyTree](config.max_lag, self._stop)) for one in acting]
+        self.actors: list[Actor] = []
+        self._channels: list[Channel[Rollout]] = []
+        self._keys: list[jax.Array] = []
+        # Read to the host, since the key that came is part of a state that the learner donates.
+        data, impl = np.array(jax.device_get(jax.random.key_data(key))), jax.random.key_impl(key)
+        size = config.num_envs // (len(acting) * config.threads_per_actor_device)
+        for one, (device, slot) in zip(acting, self._slots, strict=True):
+            for _ in range(config.threads_per_actor_device):
+                index = len(self.actors)
+                where = EnvironmentSlice(size, index * size, seed, rollout_length=config.rollout_length)
+                self.actors.append(
+                    Actor(
+                        index,
+                        factory,
+                        where,
+                        one,
+                        learner_devices,
+                        slot,
+                        self._stop,
+                        max_restarts=config.max_restarts,
+                        is_fresh_each_step=config.refresh == "step",
+                    )
+                )
+                self._channels.append(Channel(config.max_lag + 1, self._stop))
+                self._keys.append(jax.random.wrap_key_data(jax.device_put(data, device), impl=impl))
+        self._threads: list[threading.Thread] = []
+
+    def publish(self, version: int, params: PyTree) -> None:
+        """Parameters for all actors: a copy on each of their devices."""
+        for device, slot in self._slots:
+            slot.publish(version, jax.device_put(params, device))
+
+    def collect(self, is_wanted: Callable[[], bool]) -> list[Rollout] | None:
+        """One rollout of every actor, in the order of the actors; None where it stops being wanted.
+
+        Raises:
+            ActorError: An actor failed.
+            TimeoutError: An actor's environments take longer than they may.
+        """
+        number, rollouts = self.next_update, []
+        if self._config.serial:
+            rollouts = [actor.rollout(number, key) for actor, key in zip(self.actors, self._keys, strict=True)]
+        else:
+            self._start()
+            for channel in self._channels:
+                while (rollout := channel.get(_LOOK)) is None:
+                    self.check()
+                    if not is_wanted():
+                        # What has come of this update is lost, and with it the crew's place: a new one must begin.
+                        return None
+                rollouts.append(rollout)
+        self.next_update += 1
+        return rollouts
+
+    def check(self) -> None:
+        """Whether all actors are well.
+
+        Raises:
+            ActorError: An actor failed.
+            TimeoutError: An actor's environments take longer than they may.
+        """
+        if self._failures:
+            raise self._failures[0]
+        limits = {MAKING: self._config.start_timeout, RESETTING: self._config.start_timeout}
+        limits[STEPPING] = self._config.step_timeout
+        for actor in self.actors:
+            activity, seconds = actor.pulse.current()
+            if seconds > limits.get(activity, float("inf")) and not self._config.serial:
+                name = "step_timeout" if activity == STEPPING else "start_timeout"
+                raise TimeoutError(
+                    f"{actor.name}: {activity} has not come back for {seconds:.1f} s; the limit is {name}, "
+                    f"{limits[activity]:g} s"
+                )
+
+    def close(self) -> list[str]:
+        """Ends threads and environments; returns the names of actors that did not end."""
+        self._stop.set()
+        alive = _join(self._threads)
+        actors = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
+        if self._config.serial:
+            actors = self.actors
+        # An environment that hangs may end when it is closed, or hang in that too.
+        closers = [threading.Thread(target=actor.close, name=f"close {actor.name}", daemon=True) for actor in actors]
+        for closer in closers:
+            closer.start()
+        _join(closers)
+        alive = _join(alive)
+        return [actor.name for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        for actor, key, channel in zip(self.actors, self._keys, self._channels, strict=True):
+            # Daemons: a thread that hangs in an environment must not keep the process from ending.
+            arguments = (actor, self.next_update, key, channel.put, self._failures.append)
+            self._threads.append(threading.Thread(target=run_actor, args=arguments, name=actor.name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+
+def _join(threads: list[threading.Thread]) -> list[threading.Thread]:
+    """Those that have not ended after some time."""
+    until = time.perf_counter() + _JOIN
+    for thread in threads:
+        thread.join(max(0.0, until - time.perf_counter()))
+    return [thread for thread in threads if thread.is_alive()]

@@ -1,0 +1,116 @@
+"""Where the time of a Sebulba run goes, and how far its policies lag behind."""
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.sebulba.actor import STEPPING, Rollout
+from podracer.window import Window
+
+LEARNER_ACTIVITIES = ("other", "trajectories", "update", "publish")
+
+
+@dataclasses.dataclass
+class SebulbaWindow:
+    """What came of a few updates.
+
+    Attributes:
+        sums: Over all replicas, without episodes; on the device.
+        updates: Their number.
+        episodes: That finished: their number, and the sums of their returns and lengths.
+        lag: How many rows were acted by parameters of so many updates before those that learnt from them.
+        actor_shares: Of the time of all actors, by activity.
+        learner_shares: Of the time of the learner.
+        discarded_rows: Rows lost to environments that had to be made anew.
+        restarts: How often they were.
+    """
+
+    sums: Window
+    updates: int
+    episodes: tuple[int, float, int]
+    lag: dict[int, int]
+    actor_shares: dict[str, float]
+    learner_shares: dict[str, float]
+    discarded_rows: int = 0
+    restarts: int = 0
+
+    @property
+    def env_steps(self) -> jax.Array:
+        """Real transitions; rows on which an environment reset itself are not counted."""
+        return self.sums.env_steps
+
+    def summarize(self, *, allow_nonfinite: bool = False) -> dict[str, float]:
+        """As `Window.summarize`, with shares of time, the lag and its histogram, and what was lost.
+
+        Raises:
+            FloatingPointError: Something was not finite; the earliest is named, with its update.
+        """
+        count, return_sum, length_sum = self.episodes
+        whole: Any = dataclasses.replace(
+            self.sums,
+            episodes=np.int64(count),  # type: ignore[arg-type]
+            return_sum=np.float64(return_sum),  # type: ignore[arg-type]
+            length_sum=np.float64(length_sum),  # type: ignore[arg-type]
+        )
+        summary = whole.summarize(allow_nonfinite=allow_nonfinite)
+        rows = max(1, sum(self.lag.values()))
+        summary["policy_lag"] = sum(lag * count for lag, count in self.lag.items()) / rows
+        summary |= {f"policy_lag_{lag}": count / rows for lag, count in sorted(self.lag.items())}
+        summary |= {f"actor_time_{name}": share for name, share in self.actor_shares.items()}
+        summary |= {f"learner_time_{name}": share for name, share in self.learner_shares.items()}
+        return summary | {"discarded_rows": self.discarded_rows, "environment_restarts": self.restarts}
+
+    def bottleneck(self) -> str:
+        """Which side the other waits for, in words."""
+        return bottleneck(self.actor_shares, self.learner_shares)
+
+
+@dataclasses.dataclass
+class Tally:
+    """What the learner adds up on the host while it learns."""
+
+    updates: int = 0
+    episodes: tuple[int, float, int] = (0, 0.0, 0)
+    lag: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    discarded_rows: int = 0
+    restarts: int = 0
+
+    def add(self, update: int, rollouts: list[Rollout], envs_per_actor: int) -> None:
+        """One update's rollouts."""
+        self.updates += 1
+        for rollout in rollouts:
+            count, return_sum, length_sum = rollout.episodes
+            before = self.episodes
+            self.episodes = before[0] + count, before[1] + return_sum, before[2] + length_sum
+            for lag, rows in zip(*np.unique(update - rollout.versions, return_counts=True), strict=True):
+                self.lag[int(lag)] += int(rows) * envs_per_actor
+            self.discarded_rows += rollout.discarded
+            self.restarts += rollout.restarts
+
+
+def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Of the time between two readings, by activity."""
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    total = sum(spent.values())
+    return {name: seconds / total if total > 0 else 0.0 for name, seconds in spent.items()}
+
+
+def bottleneck(actor: dict[str, float], learner: dict[str, float]) -> str:
+    """Which side the other waits for, in words.
+
+    Args:
+        actor: Shares of the time of all actors.
+        learner: Shares of the learner's.
+    """
+    actors_wait = actor["parameters"] + actor["learner"]
+    learner_waits = learner["trajectories"]
+    if max(actors_wait, learner_waits) < 0.1:
+        return f"balanced: actors wait {actors_wait:.0%} of their time, the learner {learner_waits:.0%}"
+    if learner_waits >= actors_wait:
+        busy = max((STEPPING, "act", "transfer"), key=lambda name: actor[name])
+        what = {STEPPING: "stepping environments", "act": "acting", "transfer": "sending trajectories"}[busy]
+        return f"the actors: the learner waits {learner_waits:.0%} of its time, and they spend {actor[busy]:.0%} {what}"
+    return f"the learner: actors wait {actors_wait:.0%} of their time, and it spends {learner['update']:.0%} updating"
