@@ -106,7 +106,7 @@ def library_anakin(entry: Entry) -> Any:
         architecture=AnakinConfig(entry.num_envs, entry.rollout_length),
         total_steps=_NUM_UPDATES * entry.num_envs * entry.rollout_length,
         devices=entry.devices,
-    ).make_anakin()
+    ).make_architecture()
 
 
 def _library(entry: Entry, updates: int) -> tuple[Any, Callable[[Any], Any], int]:

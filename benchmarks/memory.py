@@ -110,7 +110,7 @@ def _compile_seconds() -> float:
     experiment = experiments.get("ppo_cartpole")
     envs.make(experiment.env)  # Which imports its package; that is not compiling.
     start = time.perf_counter()
-    anakin = experiment.make_anakin()
+    anakin = experiment.make_architecture()
     jax.block_until_ready(anakin.init(0))
     anakin.compile()
     return time.perf_counter() - start

@@ -17,7 +17,7 @@ import tyro
 import podracer
 from podracer.envs.names import unknown_name
 from podracer.interrupts import exits_within
-from podracer.options import IMPORT_HELP, UsageError, option_value, options_in_full, parse
+from podracer.options import IMPORT_HELP, UsageError, option_value, options_in_full, parse, without_option
 
 _PATIENCE = 5.0  # Seconds from Ctrl-C to the end of the process, where there is nothing to save.
 
@@ -125,6 +125,8 @@ def _train(arguments: list[str]) -> int:
         return 0
     else:
         raise UsageError(f"train begins with the name of an experiment: {', '.join(experiments.names())}")
+    if (architecture := option_value(options, "--architecture")) is not None:
+        default, options = _with_architecture(default, architecture), without_option(options, "--architecture")
     # Tyro would make an option of each of the default's parameters, and take no others.
     without_parameters = dataclasses.replace(default, env_parameters={})
     parsed = parse(Train, options, f"podracer train {default.name}", Train(without_parameters))
@@ -132,6 +134,17 @@ def _train(arguments: list[str]) -> int:
     if experiment.env == default.env and option_value(options, "--env-parameters") is None:
         experiment = dataclasses.replace(experiment, env_parameters=default.env_parameters)
     return _run(experiment, parsed)
+
+
+def _with_architecture(experiment: Any, name: str) -> Any:
+    """The experiment under another architecture, with as many environments and steps."""
+    from podracer.experiment import architecture_class
+
+    kind, now = architecture_class(name), experiment.architecture
+    if isinstance(now, kind):
+        return experiment
+    changed = kind(num_envs=now.num_envs, rollout_length=now.rollout_length)
+    return dataclasses.replace(experiment, architecture=changed)
 
 
 def _resume(arguments: list[str]) -> int:

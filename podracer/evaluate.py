@@ -11,7 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, UInt8
 from podracer.agent import Agent
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
+from podracer.envs.host import HostFactory
 from podracer.envs.rendering import render
+from podracer.host_evaluation import GreedyPlayer, play_episodes, record_episode
 from podracer.rollout import RolloutState, rollout_step, start_rollout
 from podracer.types import TimeStep
 
@@ -26,28 +28,39 @@ class Evaluation:
         returns: `[episodes]`, undiscounted sums of the environment's own rewards.
         lengths: `[episodes]`, in steps.
         unfinished: Episodes that were still going at the step limit; they are in neither.
+        reference_scores: The returns of a random player and of a human, None where they are not known.
     """
 
     returns: Float[np.ndarray, "N"]
     lengths: Int[np.ndarray, "N"]
     unfinished: int = 0
+    reference_scores: tuple[float, float] | None = None
 
     def summary(self) -> dict[str, float | int]:
-        """Mean, standard deviation, extremes and number of the returns. NaN where no episode ended."""
+        """Mean, standard deviation, extremes and number of the returns. NaN where no episode ended.
+
+        Where the scores of a random player and of a human are known, the mean on a scale from 0 for the one to 1 for
+        the other is among them, as `human_normalized`.
+        """
         returns = self.returns if len(self.returns) else np.array([math.nan])
-        return {
+        figures: dict[str, float | int] = {
             "mean": float(returns.mean()),
             "std": float(returns.std()),
             "min": float(returns.min()),
             "max": float(returns.max()),
             "episodes": len(self.returns),
         }
+        if self.reference_scores is not None:
+            random, human = self.reference_scores
+            figures["human_normalized"] = (float(returns.mean()) - random) / (human - random)
+        return figures
 
     def __str__(self) -> str:
         figures = self.summary()
+        human = f", {figures['human_normalized']:.0%} of human" if self.reference_scores is not None else ""
         return (
             f"return {figures['mean']:.4g} +- {figures['std']:.3g} "
-            f"({figures['min']:.4g} to {figures['max']:.4g}) over {figures['episodes']} greedy episodes"
+            f"({figures['min']:.4g} to {figures['max']:.4g}) over {figures['episodes']} greedy episodes{human}"
         )
 
 
@@ -78,10 +91,7 @@ class Evaluator:
     """
 
     def __init__(self, agent: Agent, environment: Environment, num_episodes: int, *, max_steps: int = 100_000) -> None:
-        if num_episodes < 1:
-            raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
-        if max_steps < 1:
-            raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
+        _check(num_episodes, max_steps)
         self._agent, self._stream = agent, Autoreset(environment)
         self._num_episodes, self._max_steps = num_episodes, max_steps
         # Compiled as one program: on their own the small operations of a reset take longer than all that follows.
@@ -129,9 +139,37 @@ class Evaluator:
         return jax.lax.while_loop(unfinished, step, progress)
 
 
+class HostEvaluator:
+    """As `Evaluator`, in host environments, which are made for each call and closed after it.
+
+    Args:
+        agent: The agent.
+        environments: What makes the environments.
+        num_episodes: B, each in an environment of its own.
+        max_steps: Per episode; one that is longer is unfinished.
+
+    Raises:
+        ValueError: `num_episodes` or `max_steps` is below 1.
+    """
+
+    def __init__(self, agent: Agent, environments: HostFactory, num_episodes: int, *, max_steps: int = 100_000) -> None:
+        _check(num_episodes, max_steps)
+        self._player = GreedyPlayer(agent, environments, num_episodes)
+        self._max_steps, self._reference_scores = max_steps, environments.reference_scores
+
+    def __call__(self, actor_params: PyTree, key: jax.Array) -> Evaluation:
+        """The episodes, which are a function of the agent's `actor_params` and the key alone.
+
+        Raises:
+            TimeoutError: The environments take longer than they may.
+        """
+        returns, lengths, done = play_episodes(self._player, actor_params, key, self._max_steps)
+        return Evaluation(returns[done], lengths[done], int((~done).sum()), self._reference_scores)
+
+
 def evaluate(
     agent: Agent,
-    environment: Environment,
+    environment: Environment | HostFactory,
     actor_params: PyTree,
     key: jax.Array,
     num_episodes: int,
@@ -143,19 +181,22 @@ def evaluate(
     Raises:
         ValueError: `num_episodes` or `max_steps` is below 1.
     """
+    if isinstance(environment, HostFactory):
+        return HostEvaluator(agent, environment, num_episodes, max_steps=max_steps)(actor_params, key)
     return Evaluator(agent, environment, num_episodes, max_steps=max_steps)(actor_params, key)
 
 
 def record(
-    agent: Agent, environment: Environment, actor_params: PyTree, key: jax.Array, *, max_steps: int = 1000
+    agent: Agent, environment: Environment | HostFactory, actor_params: PyTree, key: jax.Array, *, max_steps: int = 1000
 ) -> tuple[list[UInt8[np.ndarray, "H W 3"]], float]:
     """One episode as pictures: a frame per timestep and the episode's return, cut at `max_steps`.
 
     Raises:
         ValueError: `max_steps` is below 1.
     """
-    if max_steps < 1:
-        raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
+    _check(1, max_steps)
+    if isinstance(environment, HostFactory):
+        return record_episode(GreedyPlayer(agent, environment, 1), actor_params, key, max_steps)
     stream = Autoreset(environment)
 
     @jax.jit
@@ -187,6 +228,13 @@ def record(
             if timestep.last():
                 return frames, total
     return frames, total
+
+
+def _check(num_episodes: int, max_steps: int) -> None:
+    if num_episodes < 1:
+        raise ValueError(f"the number of episodes is {num_episodes}; it must be at least 1")
+    if max_steps < 1:
+        raise ValueError(f"max_steps is {max_steps}; an episode has at least 1 step")
 
 
 def _without_keys(tree: PyTree) -> PyTree:

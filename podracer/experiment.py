@@ -17,8 +17,10 @@ from podracer import envs
 from podracer.agent import Agent
 from podracer.agents import registry
 from podracer.anakin import MAX_ROWS_PER_CALL, Anakin, AnakinConfig
+from podracer.envs.host import HostFactory
 from podracer.envs.names import unknown_name
 from podracer.fields import differences, flatten
+from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ _ROWS_PER_WINDOW = 2**18
 _WINDOWS_PER_RUN = 200
 # What the compiled program counts in 32 bits.
 _MAX_UPDATES = 2**31 - 1
+_ARCHITECTURES: dict[str, type[AnakinConfig] | type[SebulbaConfig]] = {
+    "anakin": AnakinConfig,
+    "sebulba": SebulbaConfig,
+}
 
 
 class AgentConfig(Protocol):
@@ -74,11 +80,12 @@ class Experiment:
         agent: The agent's configuration.
         env_parameters: Keyword parameters of the environment. On the command line, `--env-parameters NAME VALUE ...`
             replaces all of them, and `--env` with another environment drops them.
-        architecture: How acting and learning run.
+        architecture: How acting and learning run: an `AnakinConfig` or a `SebulbaConfig`.
         seed: Of everything random.
         total_steps: Environment steps, rounded down to whole updates of `num_envs x rollout_length`. Rows on which an
             environment resets itself take their place among them but are not counted as steps.
-        devices: How many to use. None takes all accelerators, or on a CPU as many cores as make it faster.
+        devices: How many to use. None takes all accelerators. On a CPU it takes as many as make Anakin faster, and for
+            Sebulba as many as its configuration names.
         updates_per_window: Updates per call of the compiled program, which is also per line of metrics; None chooses.
         evaluation_episodes: Episodes of the evaluation that ends a run.
         stop_on_nonfinite: Whether a NaN or infinity in rewards, observations or losses, or a NaN in parameters, ends
@@ -90,7 +97,7 @@ class Experiment:
     env: str
     agent: Any
     env_parameters: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
-    architecture: AnakinConfig = dataclasses.field(default_factory=AnakinConfig)
+    architecture: AnakinConfig | SebulbaConfig = dataclasses.field(default_factory=AnakinConfig)
     seed: int = 0
     total_steps: int = 1_000_000
     devices: int | None = None
@@ -152,12 +159,20 @@ class Experiment:
             wanted = math.ceil(self.num_updates / 20)
         return math.ceil(wanted / self.window) * self.window
 
-    def make(self) -> tuple[envs.Environment, Agent]:
-        """The environment and the agent."""
-        environment = envs.make(self.env, **self.env_parameters)
-        return environment, self.agent.make(environment.spec, self.num_updates)
+    def make(self) -> tuple[envs.Environment | HostFactory, Agent]:
+        """The environment, and the agent."""
+        environment = self.make_environment()
+        # What the agent's schedules go by is its own count of updates.
+        splits = self.architecture.batch_splits if isinstance(self.architecture, SebulbaConfig) else 1
+        return environment, self.agent.make(environment.spec, self.num_updates * splits)
 
-    def make_anakin(self) -> Anakin:
+    def make_environment(self) -> envs.Environment | HostFactory:
+        """The environment; of one that runs on the host what makes it."""
+        is_sebulba = isinstance(self.architecture, SebulbaConfig)
+        make = envs.make_host if is_sebulba and envs.is_host(self.env) else envs.make
+        return make(self.env, **self.env_parameters)
+
+    def make_architecture(self) -> Anakin | Sebulba:
         """The architecture on this machine's devices.
 
         Raises:
@@ -165,6 +180,11 @@ class Experiment:
         """
         self._ask_for_cpu_devices()  # First: making an environment may start JAX.
         environment, agent = self.make()
+        if isinstance(self.architecture, SebulbaConfig):
+            if not isinstance(environment, HostFactory):
+                environment = envs.make_host(self.env, **self.env_parameters)
+            return Sebulba(agent, environment, self.architecture, self._sebulba_devices())
+        assert not isinstance(environment, HostFactory)  # `make` refuses it.
         *more, fewest = self._device_choices()
         for devices in more:
             # Nobody asked for as many devices, so an agent that cannot divide its work among them gets fewer.
@@ -207,9 +227,11 @@ class Experiment:
             raise ValueError(f"config.json would not give the experiment back: {changed}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values. The agent is tagged with its registered name."""
+        """As JSON values. The agent is tagged with its registered name, and the architecture with its own."""
         values = dataclasses.asdict(self)
         values["agent"] = {"name": registry.registered_name(self.agent), **values["agent"]}
+        name = next(name for name, kind in _ARCHITECTURES.items() if isinstance(self.architecture, kind))
+        values["architecture"] = {"name": name, **values["architecture"]}
         return values
 
     @classmethod
@@ -221,9 +243,15 @@ class Experiment:
         """
         if not isinstance(values, dict) or not isinstance(values.get("agent"), dict):
             raise ValueError("an experiment is an object with an agent, which is one with a name")
-        agent = dict(values["agent"])
+        agent, architecture = dict(values["agent"]), values.get("architecture", {})
         config = registry.config_class(agent.pop("name", ""))()
-        return _replace(cls(name="", env="", agent=config), {**values, "agent": agent}, "")
+        default = cls(name="", env="", agent=config)
+        if isinstance(architecture, dict):
+            # Runs from before there was another have no name.
+            name = architecture.get("name", "anakin")
+            architecture = {field: value for field, value in architecture.items() if field != "name"}
+            default = dataclasses.replace(default, architecture=architecture_class(name)())
+        return _replace(default, {**values, "agent": agent, "architecture": architecture}, "")
 
     def _ask_for_cpu_devices(self) -> None:
         """Has JAX make a CPU device per core, unless it runs already or was told how many to make."""
@@ -232,19 +260,50 @@ class Experiment:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             # Refused where JAX runs already, with as many devices as it was started with.
             with contextlib.suppress(RuntimeError):
-                jax.config.update("jax_num_cpu_devices", max(cores, self.devices or 1))
+                is_sebulba = isinstance(self.architecture, SebulbaConfig)
+                wanted = self._places() if is_sebulba else cores
+                jax.config.update("jax_num_cpu_devices", max(wanted, self.devices or 1))
 
     def _device_choices(self) -> list[list[jax.Device]]:
         """What to run on, best first."""
         available = jax.devices()
         if self.devices is not None:
-            if self.devices > len(available):
-                raise ValueError(f"devices is {self.devices}; this machine has {len(available)}")
+            self._check_devices(available)
             return [available[: self.devices]]
         if available[0].platform != "cpu":
             return [available]
         most = min(len(available), max(1, self.steps_per_update // _ROWS_PER_CPU_DEVICE))
         return [available[:n] for n in range(most, 0, -1) if self.architecture.num_envs % n == 0]
+
+    def _check_devices(self, available: list[jax.Device]) -> None:
+        if self.devices is not None and self.devices > len(available):
+            raise ValueError(f"devices is {self.devices}; this machine has {len(available)}")
+
+    def _places(self) -> int:
+        """How many devices a configuration of Sebulba names."""
+        assert isinstance(self.architecture, SebulbaConfig)
+        named = (self.architecture.actor_devices or ()) + (self.architecture.learner_devices or ())
+        return max(named, default=0) + 1
+
+    def _sebulba_devices(self) -> list[jax.Device]:
+        """What the configuration chooses among."""
+        available = jax.local_devices()
+        if self.devices is not None:
+            self._check_devices(available)
+            return available[: self.devices]
+        # Threads on one CPU device run side by side, on all cores.
+        return available[: self._places()] if available[0].platform == "cpu" else available
+
+
+def architecture_class(name: str) -> type[AnakinConfig] | type[SebulbaConfig]:
+    """The configuration of an architecture.
+
+    Raises:
+        ValueError: There is none of this name; the nearest are named.
+    """
+    if name not in _ARCHITECTURES:
+        raise unknown_name("architecture", name, list(_ARCHITECTURES))
+    return _ARCHITECTURES[name]
 
 
 def _replace(default: Any, values: dict[str, Any], where: str) -> Any:

@@ -17,6 +17,7 @@ Arguments = TypeVar("Arguments")
 _SHORT = {
     "--num-envs": "--architecture.num-envs",
     "--rollout-length": "--architecture.rollout-length",
+    "--serial": "--architecture.serial",
 }
 
 _INTEGERS = (int, int | None)  # The types of options that are whole numbers.
@@ -79,6 +80,17 @@ def option_value(arguments: list[str], name: str) -> str | None:
         if argument.startswith(name + "="):
             return argument.partition("=")[2]
     return None
+
+
+def without_option(arguments: list[str], name: str) -> list[str]:
+    """The arguments without an option and its value."""
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == name:
+            next(rest, None)
+        elif not argument.startswith(name + "="):
+            kept.append(argument)
+    return kept
 
 
 def _options(fields_of: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:

@@ -29,15 +29,23 @@ class Progress:
     Args:
         total_steps: Environment steps of the whole run.
         initial_steps: Environment steps that a resumed run starts at.
+        frames_per_step: An emulator's frames per step, shown beside them where there is more than one.
         quiet: Whether to show nothing but warnings.
         console: Where to show it, standard error by default.
     """
 
     def __init__(
-        self, total_steps: int, *, initial_steps: int = 0, quiet: bool = False, console: Console | None = None
+        self,
+        total_steps: int,
+        *,
+        initial_steps: int = 0,
+        frames_per_step: int = 1,
+        quiet: bool = False,
+        console: Console | None = None,
     ):
         self._console = console or Console(stderr=True)
         self._total, self._initial = total_steps, initial_steps
+        self._frames_per_step = frames_per_step
         self._quiet = quiet
         self._start = time.perf_counter()
         self._phases = 0.0
@@ -102,6 +110,8 @@ class Progress:
         seconds = time.perf_counter() - self._start - self._phases
         rate = (env_steps - self._initial) / max(seconds, 1e-9)
         figures = [f"{_short(rate)} steps/s"]
+        if self._frames_per_step > 1:
+            figures.append(f"{_short(rate * self._frames_per_step)} frames/s")
         if math.isfinite(self._episode_return):
             figures.append(f"return {self._episode_return:.4g}")
         if rate > 0:

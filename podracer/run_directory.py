@@ -13,6 +13,10 @@ from podracer.fields import differences
 
 # What may differ between a run and its continuation without making it another run.
 _FREE = ("devices", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
+_FREE_IN_ARCHITECTURE = (
+    *("actor_devices", "learner_devices", "threads_per_actor_device"),
+    *("start_timeout", "step_timeout", "max_restarts", "serial"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +137,10 @@ class RunDirectory:
 
 def identity(experiment: Experiment) -> dict[str, Any]:
     """The part of a configuration that a checkpoint must agree with: all but where it runs and what is saved."""
-    return {name: value for name, value in experiment.to_dict().items() if name not in _FREE}
+    values = {name: value for name, value in experiment.to_dict().items() if name not in _FREE}
+    architecture = values["architecture"].items()
+    values["architecture"] = {name: value for name, value in architecture if name not in _FREE_IN_ARCHITECTURE}
+    return values
 
 
 def write_json(path: pathlib.Path, values: dict[str, Any]) -> None:

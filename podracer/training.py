@@ -16,6 +16,7 @@ from podracer.agent import Agent
 from podracer.anakin import Anakin, AnakinState
 from podracer.checkpoint import Checkpointer
 from podracer.envs.base import Environment
+from podracer.envs.host import HostFactory
 from podracer.envs.packages import import_package
 from podracer.evaluate import Evaluation, evaluate, record
 from podracer.experiment import Experiment
@@ -24,9 +25,13 @@ from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
 from podracer.recording import save_gif
 from podracer.run_directory import RunDirectory, identity, write_json
+from podracer.sebulba import Sebulba, SebulbaState, SebulbaWindow
+from podracer.sebulba.report import TimeBudget
 from podracer.streams import Stream, stream_key
 from podracer.types import key_shape
 from podracer.window import Window
+
+AnyWindow = Window | SebulbaWindow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Result:
     run_dir: pathlib.Path
     summary: dict[str, Any]
     evaluation: Evaluation
-    state: AnakinState
+    state: AnakinState | SebulbaState
     errors: tuple[Exception, ...] = ()
 
 
@@ -88,11 +93,11 @@ def train(
     if wandb_project is not None:
         import_package("wandb")
     began = time.perf_counter()
-    anakin = experiment.make_anakin()
+    architecture = experiment.make_architecture()
     if not resume:
         directory.create(experiment, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
-        run = _Run(experiment, anakin, directory, quiet, wandb_project, stack, began)
+        run = _Run(experiment, architecture, directory, quiet, wandb_project, stack, began)
         if resume:
             run.restore()
         try:
@@ -121,21 +126,26 @@ class _Run:
     def __init__(
         self,
         experiment: Experiment,
-        anakin: Anakin,
+        architecture: Anakin | Sebulba,
         directory: RunDirectory,
         quiet: bool,
         wandb_project: str | None,
         stack: contextlib.ExitStack,
         began: float,
     ) -> None:
-        self.experiment, self.anakin, self.directory = experiment, anakin, directory
+        self.experiment, self.architecture, self.directory = experiment, architecture, directory
         self.quiet, self.wandb_project, self.stack = quiet, wandb_project, stack
         self.began, self.tracing_seconds = began, time.perf_counter() - began
+        self.frames_per_step = 1
+        if isinstance(architecture, Sebulba):
+            self.frames_per_step = architecture.environments.frames_per_step
+            stack.callback(architecture.close)
         self.progress = self._progress(0)
         stack.callback(lambda: self.progress.close())
         self.counters = _Counters()
         self.resumed_at: int | None = None
-        self.state: AnakinState
+        self.state: Any
+        self.time_budget = TimeBudget()
         self.is_restored = self.is_nonfinite = False
         self.errors: list[Exception] = []
         self.checkpointer = Checkpointer(
@@ -158,10 +168,10 @@ class _Run:
         if not self.checkpointer.updates():
             self._warn(f"{self.directory.path} has no checkpoint yet; starting from the beginning")
             return
-        restored = self.checkpointer.restore(self.anakin.shapes)
+        restored = self.checkpointer.restore(self.architecture.shapes)
         self.state, self.is_restored = restored.state, True
         metadata = dict(restored.metadata)
-        now = self.anakin.mesh.size
+        now = self.architecture.mesh.size
         devices = metadata.pop("devices", now)
         if devices != now:
             self._warn(
@@ -169,28 +179,30 @@ class _Run:
                 f"bit what it would have been; --devices {devices} makes it so"
             )
         self.counters = _Counters(**metadata)
+        if isinstance(self.architecture, Sebulba):
+            self.architecture.seed_environments(self.experiment.seed)
+            self._warn("the environments begin new episodes: what they were in the middle of is not in a checkpoint")
         self.resumed_at = self.counters.env_steps
         self.progress = self._progress(self.counters.updates)
         self.progress.message(f"resumed at update {self.counters.updates}, {self.counters.env_steps:,} steps")
 
     def start(self) -> None:
         """Opens the logs, compiles, and makes the state if it was not restored."""
-        experiment, anakin, counters = self.experiment, self.anakin, self.counters
+        experiment, architecture, counters = self.experiment, self.architecture, self.counters
         self._open_loggers()
-        devices = anakin.mesh.size
         planned = experiment.num_updates * experiment.steps_per_update
         rounded = "" if planned == experiment.total_steps else f" (of {experiment.total_steps:,} asked for)"
         self.progress.message(
             f"{experiment.name}: {planned:,} steps{rounded} in {experiment.num_updates} updates of "
             f"{experiment.architecture.num_envs} environments x {experiment.architecture.rollout_length} steps "
-            f"on {devices} {anakin.mesh.devices.flat[0].platform.upper()} device{'s' * (devices > 1)}"
+            f"{_where(architecture)}"
         )
         if counters.updates == experiment.num_updates:
             return
         with self.progress.phase("compiling", "compiled") as phase:
-            anakin.compile()
+            architecture.compile()
             if not self.is_restored:
-                self.state = anakin.init(experiment.seed)
+                self.state = architecture.init(experiment.seed)
         counters.compile_seconds += self.tracing_seconds + phase.seconds
 
     def train(self) -> None:
@@ -198,13 +210,20 @@ class _Run:
         experiment, counters = self.experiment, self.counters
         interval = experiment.checkpoint_interval
         self.window_began = time.perf_counter()
-        pending: tuple[int, Window] | None = None
+        pending: tuple[int, AnyWindow] | None = None
         updates = started_at = counters.updates
         score: float | None = None
         with interrupted_between_steps() as interrupted:
             while updates < experiment.num_updates and not interrupted.is_set():
                 number = min(experiment.window, experiment.num_updates - updates)
-                self.state, window = self.anakin.run(self.state, number)
+                window: AnyWindow
+                if isinstance(self.architecture, Sebulba):
+                    self.state, window = self.architecture.run(self.state, number, stop=interrupted)
+                    number = window.updates
+                    if not number:
+                        break
+                else:
+                    self.state, window = self.architecture.run(self.state, number)
                 if pending is not None:
                     score = self._read(*pending)
                 updates += number
@@ -226,12 +245,15 @@ class _Run:
         """Evaluates, and leaves the summary, the curve and an episode."""
         experiment, counters = self.experiment, self.counters
         self.progress.close()
-        params = policy(self.anakin, self.state)
+        if isinstance(self.architecture, Sebulba):
+            self.architecture.close()
+        if (slower := self.time_budget.bottleneck()) is not None:
+            self.progress.message(f"bottleneck: {slower}")
+        environment = experiment.make_environment()
+        params = policy(self.architecture, self.state)
         key = evaluation_key(experiment, counters.updates)
         with self.progress.phase(f"evaluating {experiment.evaluation_episodes} episodes", "evaluated"):
-            evaluation = evaluate(
-                self.anakin.agent, self.anakin.environment.environment, params, key, experiment.evaluation_episodes
-            )
+            evaluation = evaluate(self.architecture.agent, environment, params, key, experiment.evaluation_episodes)
         if evaluation.unfinished:
             self._warn(f"{evaluation.unfinished} evaluation episodes did not end and are left out")
         summary = {
@@ -240,10 +262,13 @@ class _Run:
             "env_steps": counters.env_steps,
             "updates": counters.updates,
             "steps_per_second": counters.env_steps / max(counters.training_seconds, 1e-9),
+            **self._frames(counters.env_steps, counters.training_seconds),
             "compile_seconds": counters.compile_seconds,
             "wall_seconds": self._wall_seconds(),
             "evaluation": evaluation.summary(),
         }
+        if slower is not None:
+            summary |= {"bottleneck": slower, "time": self.time_budget.shares()}
         directory = self.directory
         with self._writing(directory.summary):
             write_json(directory.summary, summary)
@@ -255,7 +280,7 @@ class _Run:
         with self._writing(directory.episode):
             key = evaluation_key(experiment, counters.updates, recording=True)
             with self.progress.phase("recording an episode", "recorded"):
-                frames, _ = record(self.anakin.agent, self.anakin.environment.environment, params, key)
+                frames, _ = record(self.architecture.agent, environment, params, key)
                 save_gif(frames, directory.episode)
         self.progress.message(
             f"{evaluation}, {summary['steps_per_second']:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all"
@@ -270,7 +295,17 @@ class _Run:
     def _progress(self, updates: int) -> Progress:
         # In rows of the plan: the steps among them are not known before the last episode has ended.
         rows = self.experiment.steps_per_update
-        return Progress(self.experiment.num_updates * rows, initial_steps=updates * rows, quiet=self.quiet)
+        return Progress(
+            self.experiment.num_updates * rows,
+            initial_steps=updates * rows,
+            frames_per_step=self.frames_per_step,
+            quiet=self.quiet,
+        )
+
+    def _frames(self, env_steps: int, seconds: float) -> dict[str, float]:
+        """Frames and their rate, where a step is several of an emulator's frames."""
+        frames = env_steps * self.frames_per_step
+        return {"frames": frames, "frames_per_second": frames / max(seconds, 1e-9)} if frames != env_steps else {}
 
     def _open_loggers(self) -> None:
         def opened(logger: Any) -> Any:
@@ -286,7 +321,7 @@ class _Run:
         if self.wandb_project is not None:
             opened(WandbLogger(self.wandb_project, config=self.experiment.to_dict(), directory=directory.path))
 
-    def _read(self, updates: int, window: Window) -> float | None:
+    def _read(self, updates: int, window: AnyWindow) -> float | None:
         """Waits for a window, then logs it. Returns the mean return of its episodes, None if none ended."""
         counters = self.counters
         try:
@@ -311,8 +346,11 @@ class _Run:
             "env_steps": counters.env_steps,
             "updates": updates,
             "steps_per_second": env_steps / max(seconds, 1e-9),
+            **self._frames(env_steps, seconds),
             **metrics,
         }
+        if isinstance(window, SebulbaWindow):
+            self.time_budget.add(window, seconds)
         for logger in self.loggers:
             logger.write(line)
         self.progress.update(updates * self.experiment.steps_per_update, line)
@@ -322,7 +360,7 @@ class _Run:
     def _save(self, score: float | None) -> None:
         """Saves the state, which must be that of the last window read."""
         saved = dataclasses.replace(self.counters, wall_seconds=self._wall_seconds())
-        metadata = dataclasses.asdict(saved) | {"devices": self.anakin.mesh.size}
+        metadata = dataclasses.asdict(saved) | {"devices": self.architecture.mesh.size}
         self.checkpointer.save(self.counters.updates, self.state, metadata, score)
         # What saving took is not training time.
         self.window_began = time.perf_counter()
@@ -348,7 +386,7 @@ class LoadedPolicy:
     """A run's environment and agent, with the parameters to act with from a checkpoint of it."""
 
     experiment: Experiment
-    environment: Environment
+    environment: Environment | HostFactory
     agent: Agent
     params: PyTree
     updates: int
@@ -381,9 +419,19 @@ def load_policy(
     return LoadedPolicy(experiment, environment, agent, agent.actor_params(restored.state), restored.update)
 
 
-def policy(anakin: Anakin, state: AnakinState) -> PyTree:
+def _where(architecture: Anakin | Sebulba) -> str:
+    """The devices, and under Sebulba the threads."""
+    if isinstance(architecture, Anakin):
+        count = architecture.mesh.size
+        return f"on {count} {architecture.mesh.devices.flat[0].platform.upper()} device{'s' * (count > 1)}"
+    split, threads = architecture.split, architecture.num_actors
+    actors, learners = (", ".join(map(str, devices)) for devices in (split.actors, split.learners))
+    return f"acted by {threads} thread{'s' * (threads > 1)} on {actors}, learnt from on {learners}"
+
+
+def policy(architecture: Anakin | Sebulba, state: Any) -> PyTree:
     """The acting parameters on one device."""
-    return jax.device_put(anakin.agent.actor_params(state.learner), anakin.mesh.devices.flat[0])
+    return jax.device_put(architecture.agent.actor_params(state.learner), architecture.mesh.devices.flat[0])
 
 
 def evaluation_key(experiment: Experiment, updates: int, *, recording: bool = False) -> jax.Array:

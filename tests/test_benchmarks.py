@@ -176,13 +176,13 @@ def test_the_clock_of_compiling_starts_before_anything_is_traced(monkeypatch: py
 
         def compile(self) -> None: ...
 
-    def make_anakin(experiment: Experiment) -> Anakin:
+    def make_architecture(experiment: Experiment) -> Anakin:
         clock.append(clock[-1] + 5.0)
         return Anakin()
 
     clock = [100.0]
     monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[-1])
-    monkeypatch.setattr(Experiment, "make_anakin", make_anakin)
+    monkeypatch.setattr(Experiment, "make_architecture", make_architecture)
     assert memory._compile_seconds() == 5.0
 
 

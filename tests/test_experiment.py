@@ -191,10 +191,10 @@ def test_no_more_devices_are_chosen_than_the_agent_can_divide_its_work_among(min
         "devices": None,
         "total_steps": 2**20,
     }
-    assert tiny_runs.experiment(**changes).make_anakin().mesh.size == chosen
+    assert tiny_runs.experiment(**changes).make_architecture().mesh.size == chosen
     changes["agent"] = dataclasses.replace(agent, num_minibatches=32)
     with pytest.raises(ValueError, match="num_minibatches is 32"):
-        tiny_runs.experiment(**changes).make_anakin()
+        tiny_runs.experiment(**changes).make_architecture()
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_what_config_json_could_not_give_back(changes, message):
 @pytest.mark.parametrize("name", experiments.names())
 def test_every_experiment_can_run(name):
     """Tracing finds everything that is refused."""
-    experiments.get(name, devices=1).make_anakin()
+    experiments.get(name, devices=1).make_architecture()
 
 
 def test_more_devices_than_there_are():
     with pytest.raises(ValueError, match="devices is 9; this machine has 8"):
-        tiny_runs.experiment(devices=9).make_anakin()
+        tiny_runs.experiment(devices=9).make_architecture()
 
 
 def test_names_of_experiments():

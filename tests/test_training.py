@@ -47,7 +47,7 @@ def made_once():
     """The same program serves every run of an experiment, as it would within one process of a user's."""
     made = {}
 
-    def make_anakin(experiment, make=Experiment.make_anakin):
+    def make_architecture(experiment, make=Experiment.make_architecture):
         name = repr((experiment.env, experiment.env_parameters, experiment.agent, experiment.architecture))
         name += repr((experiment.num_updates, experiment.devices))
         if name not in made:
@@ -55,7 +55,7 @@ def made_once():
         return made[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "make_anakin", make_anakin)
+        patch.setattr(Experiment, "make_architecture", make_architecture)
         yield
 
 
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_does_not_say_on_how_many_devices(tmp_path, monkeypatc
     run_dir = stopped(tmp_path / "run", 4, monkeypatch)
     experiment = tiny_runs.experiment()
     with contextlib.closing(Checkpointer(run_dir / "checkpoints", config=identity(experiment))) as checkpointer:
-        restored = checkpointer.restore(experiment.make_anakin().shapes)
+        restored = checkpointer.restore(experiment.make_architecture().shapes)
         metadata = {name: value for name, value in restored.metadata.items() if name != "devices"}
         checkpointer.save(restored.update + 1, restored.state, metadata)
     capsys.readouterr()
@@ -330,7 +330,7 @@ def test_steps_past_2_to_the_31_are_counted_right(tmp_path, monkeypatch, only_tr
     run_dir = stopped(tmp_path / "run", 9, monkeypatch)
     experiment = tiny_runs.experiment()
     checkpointer = Checkpointer(run_dir / "checkpoints", config=identity(experiment))
-    restored = checkpointer.restore(experiment.make_anakin().shapes)
+    restored = checkpointer.restore(experiment.make_architecture().shapes)
     begun = restored.metadata["env_steps"]
     # As if the first ten updates had taken that many.
     checkpointer.save(9, restored.state, restored.metadata | {"env_steps": 2**31 - 3, "updates": 10})

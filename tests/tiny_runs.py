@@ -134,7 +134,7 @@ def saved_state(run_dir, update=None):
     directory = RunDirectory.existing(run_dir)
     experiment = directory.experiment()
     checkpointer = Checkpointer(directory.checkpoints, config=identity(experiment))
-    restored = checkpointer.restore(experiment.make_anakin().shapes, update)
+    restored = checkpointer.restore(experiment.make_architecture().shapes, update)
     checkpointer.close()
     return restored.update, bits_of(restored.state), restored.metadata
 

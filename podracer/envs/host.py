@@ -18,6 +18,7 @@ from podracer.envs.base import Environment
 from podracer.envs.rendering import render
 from podracer.streams import Stream, fold_in_each, stream_key
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, leaf_name
+from podracer.worker import Worker
 
 _MAX_SEED = 2**31 - 1  # What every package takes.
 
@@ -98,14 +99,17 @@ class HostFactory:
     Args:
         name: What errors call it.
         make: Makes a batch; called in the thread that will step it.
+        timeout: Seconds in which it has to make one environment, to ask for the spec.
 
     Attributes:
         name: As given.
     """
 
-    def __init__(self, name: str, make: Callable[[EnvironmentSlice], HostEnvironment]) -> None:
+    def __init__(
+        self, name: str, make: Callable[[EnvironmentSlice], HostEnvironment], *, timeout: float = 120.0
+    ) -> None:
         self.name = name
-        self._make = make
+        self._make, self._timeout = make, timeout
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -125,12 +129,20 @@ class HostFactory:
     @functools.cached_property
     def _facts(self) -> tuple[EnvironmentSpec, int, tuple[float, float] | None]:
         """Makes a batch of one environment to ask it, and closes it."""
-        environment = self(EnvironmentSlice(1))
+
+        def ask() -> tuple[EnvironmentSpec, int, tuple[float, float] | None]:
+            environment = self(EnvironmentSlice(1))
+            try:
+                frames_per_step = getattr(environment, "frames_per_step", 1)
+                return environment.spec, frames_per_step, getattr(environment, "reference_scores", None)
+            finally:
+                environment.close()
+
+        worker = Worker(f"the factory of {self.name}")
         try:
-            frames_per_step = getattr(environment, "frames_per_step", 1)
-            return environment.spec, frames_per_step, getattr(environment, "reference_scores", None)
+            return worker.call("making one environment to ask for its spec", ask, self._timeout)
         finally:
-            environment.close()
+            worker.end()
 
     def __call__(self, where: EnvironmentSlice) -> HostEnvironment:
         """Makes the environments of a slice.

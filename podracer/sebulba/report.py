@@ -63,10 +63,6 @@ class SebulbaWindow:
         summary |= {f"learner_time_{name}": share for name, share in self.learner_shares.items()}
         return summary | {"discarded_rows": self.discarded_rows, "environment_restarts": self.restarts}
 
-    def bottleneck(self) -> str:
-        """Which side the other waits for, in words."""
-        return bottleneck(self.actor_shares, self.learner_shares)
-
 
 @dataclasses.dataclass
 class Tally:
@@ -114,3 +110,26 @@ def bottleneck(actor: dict[str, float], learner: dict[str, float]) -> str:
         what = {STEPPING: "stepping environments", "act": "acting", "transfer": "sending trajectories"}[busy]
         return f"the actors: the learner waits {learner_waits:.0%} of its time, and they spend {actor[busy]:.0%} {what}"
     return f"the learner: actors wait {actors_wait:.0%} of their time, and it spends {learner['update']:.0%} updating"
+
+
+class TimeBudget:
+    """Where the time of a whole run went, out of its windows."""
+
+    def __init__(self) -> None:
+        self._actors: collections.Counter[str] = collections.Counter()
+        self._learner: collections.Counter[str] = collections.Counter()
+
+    def add(self, window: SebulbaWindow, seconds: float) -> None:
+        """A window that took so many seconds."""
+        for total, part in ((self._actors, window.actor_shares), (self._learner, window.learner_shares)):
+            total.update({name: share * seconds for name, share in part.items()})
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Of the time of actors and of the learner, by activity; empty where nothing ran."""
+        named = {"actors": self._actors, "learner": self._learner}
+        return {name: shares({}, dict(total)) for name, total in named.items() if total}
+
+    def bottleneck(self) -> str | None:
+        """Which side the other waited for, in words; None where nothing ran."""
+        found = self.shares()
+        return bottleneck(found["actors"], found["learner"]) if found else None

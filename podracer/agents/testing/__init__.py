@@ -9,7 +9,7 @@ class TestMyAgent(AgentConformance):
 ```
 
 pytest collects the inherited tests. They act and learn in a small environment whose episodes end in every way, compare
-devices, run the agent under Anakin, and train it on environments of known value. What they compile is shared within the
+devices, run the agent under both architectures, and train it on environments of known value. What they compile is shared within the
 class, so `make` has to return an equal agent every time. Each failure says what is wrong and what to do about it. What
 a class declares (`podracer.agents.testing.subject` lists it) leaves tests out: they are skipped, and say why.
 """
@@ -25,12 +25,13 @@ import pytest
 from jaxtyping import PyTree
 
 from podracer.agents.testing.checks import relative_difference, row, values_of_what_followed
-from podracer.agents.testing.environments import ProbeTruncation
+from podracer.agents.testing.environments import Patchwork, ProbeTruncation
 from podracer.agents.testing.protocol import ProtocolConformance
 from podracer.anakin import Anakin, AnakinConfig
 from podracer.checkpoint import Checkpointer
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
+from podracer.envs.host import HostFactory, JaxHostEnvironment
 from podracer.envs.probe import (
     ProbeActionMatters,
     ProbeConstantReward,
@@ -43,6 +44,7 @@ from podracer.envs.probe import (
 )
 from podracer.envs.recording import difference, to_numpy
 from podracer.rollout import RolloutState, rollout_step, start_rollout
+from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import leaf_name, valid_mask
 
 
@@ -152,6 +154,19 @@ class AgentConformance(ProtocolConformance):
         again = [message for message in compiled if message.startswith("Compiling")]
         assert not again, f"a running loop compiles again: {again}"
         window.summarize()
+
+    # Under Sebulba.
+
+    def test_sebulba_without_lag_equals_anakin(self) -> None:
+        environment, devices = Patchwork(self.actions[0]), jax.devices()[:1]
+        anakin = Anakin(self._agent(), environment, AnakinConfig(self.num_envs, self.rollout_length), devices)
+        state, _ = anakin.run(anakin.init(0), 3)
+        config = SebulbaConfig(self.num_envs, self.rollout_length, threads_per_actor_device=1, max_lag=0)
+        factory = HostFactory("patchwork", lambda where: JaxHostEnvironment(environment, where))
+        with Sebulba(self._agent(), factory, config, devices) as sebulba:
+            other, _ = sebulba.run(sebulba.init(0), 3)
+        found = relative_difference((other.learner, other.memory), (state.learner, state.memory), self.tolerance)
+        assert found is None, f"3 updates under Sebulba differ from those under Anakin: {found}"
 
     # Environments of known value, from the easiest.
 

@@ -1,0 +1,62 @@
+"""Host environments that are given a time for what they do, for callers that cannot do anything else meanwhile."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jaxtyping import PyTree
+
+from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory
+from podracer.types import EnvironmentSpec, TimeStep
+from podracer.worker import Worker
+
+Returned = TypeVar("Returned")
+
+
+class WatchedEnvironment:
+    """Host environments in a thread of their own, which is waited for no longer than it may take.
+
+    Args:
+        factory: Makes the environments.
+        where: Which.
+        start_timeout: Seconds in which they have to be made and reset.
+        step_timeout: Seconds in which they have to step, or to draw.
+
+    Raises:
+        TimeoutError: Making them, or whatever is asked of them later, takes longer.
+    """
+
+    def __init__(
+        self, factory: HostFactory, where: EnvironmentSlice, *, start_timeout: float = 120.0, step_timeout: float = 60.0
+    ) -> None:
+        self._start_timeout, self._step_timeout = start_timeout, step_timeout
+        self._worker = Worker(f"environments {factory.name}")
+        self._environment: HostEnvironment = self._worker.call("making them", lambda: factory(where), start_timeout)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self._environment.spec
+
+    @property
+    def num_envs(self) -> int:
+        return self._environment.num_envs
+
+    def reset(self) -> TimeStep:
+        return self._worker.call("reset", self._environment.reset, self._start_timeout)
+
+    def step(self, action: PyTree) -> TimeStep:
+        return self._worker.call("step", lambda: self._environment.step(action), self._step_timeout)
+
+    def attribute(self, name: str) -> Any:
+        """An attribute that environments may have, such as `render`; None where they do not."""
+        return getattr(self._environment, name, None)
+
+    def call(self, what: str, function: Callable[[], Returned]) -> Returned:
+        """Something else that the environments' thread is to do."""
+        return self._worker.call(what, function, self._step_timeout)
+
+    def close(self) -> None:
+        """Ends them, or gives up on it after the time that a step may take."""
+        try:
+            self._worker.call("close", self._environment.close, self._step_timeout)
+        finally:
+            self._worker.end()

@@ -1,0 +1,162 @@
+"""Whatever goes wrong ends the run within seconds, is named, and leaves nothing behind."""
+
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+from sebulba.test_sebulba import scripted
+from sebulba.toys import Script, ScriptedEnvironment, Watcher
+
+from podracer.envs import EnvironmentSlice, HostFactory
+from podracer.sebulba import ActorError, Sebulba, SebulbaConfig
+
+CONFIG = SebulbaConfig(8, 5, actor_devices=(0,), learner_devices=(0,), start_timeout=2.0, step_timeout=0.5)
+
+
+def failing(script, **config):
+    sebulba = scripted(script, start_timeout=2.0, step_timeout=0.5, **config)
+    sebulba.compile()
+    return sebulba
+
+
+def ends(sebulba, error, match, within=5.0):
+    """Runs until the error, which must come in time and leave no thread and no environment."""
+    state = sebulba.init(0)
+    began = time.perf_counter()
+    with pytest.raises(error, match=match) as raised:
+        sebulba.run(state, 1000)
+    assert time.perf_counter() - began < within
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("actor", "close"))]
+    return raised.value
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_crash_of_an_environment_names_thread_device_and_environment_and_keeps_its_traceback(serial):
+    script = Script(fail_at=7, fail_in=1)
+    match = r"^actor 1 on .*0, scripted 4 to 7: step: RuntimeError: the emulator crashed$"
+    error = ends(failing(script, serial=serial), ActorError, match)
+    where = traceback.extract_tb(error.__cause__.__traceback__)[-1]
+    assert where.filename.endswith("toys.py")
+    assert not script.open
+
+
+def test_a_crash_while_the_learner_is_busy_ends_the_run_too(monkeypatch):
+    sebulba = failing(Script(fail_at=7, fail_in=0))
+
+    class Never:
+        def is_ready(self):
+            return False
+
+    update = sebulba._learning.update
+
+    def slow_update(*arguments):
+        state, window = update(*arguments)
+        object.__setattr__(window, "updates", Never())
+        return state, window
+
+    monkeypatch.setattr(sebulba._learning, "update", slow_update)
+    ends(sebulba, ActorError, "the emulator crashed")
+
+
+def test_an_environment_that_hangs_is_named_and_does_not_hold_the_run():
+    script = Script(hang_at=3, fail_in=1)
+    sebulba = failing(script)
+    state = sebulba.init(0)
+    began = time.perf_counter()
+    match = r"^actor 1 on .*, scripted 4 to 7: step has not come back for .* s; the limit is step_timeout, 0.5 s$"
+    with pytest.raises(TimeoutError, match=match):
+        sebulba.run(state, 1000)
+    assert time.perf_counter() - began < 5
+    assert not script.open  # Of the one that hangs too: it was closed from another thread.
+    script.released.set()
+
+
+def test_a_factory_that_is_slow_is_named():
+    script = Script(make_delay=3.0)
+    sebulba = failing(script)
+    with pytest.raises(TimeoutError, match=r"actor 0 .*: make has not come back .* start_timeout, 2 s"):
+        sebulba.run(sebulba.init(0), 1)
+
+
+def test_a_factory_that_returns_nothing_is_named():
+    def make(where):
+        return None if where.first_index else ScriptedEnvironment(Script(), where)
+
+    sebulba = failing(Script())
+    sebulba.environments = HostFactory("forgotten", make)
+    ends(sebulba, ActorError, "actor 1 .*: make: ValueError: the factory of forgotten returned None")
+
+
+def test_a_factory_that_returns_nothing_at_all_is_refused_at_once():
+    with pytest.raises(ValueError, match="the factory of forgotten returned None"):
+        Sebulba(Watcher(), HostFactory("forgotten", lambda where: None), CONFIG)
+
+
+def test_a_slow_factory_is_named_before_anything_is_compiled():
+    factory = HostFactory("slow", lambda where: time.sleep(5), timeout=0.2)
+    with pytest.raises(TimeoutError, match=r"the factory of slow: making one environment .* 0.2 s"):
+        Sebulba(Watcher(), factory, CONFIG)
+
+
+def test_an_environment_that_breaks_its_spec_is_named():
+    class Doubling(ScriptedEnvironment):
+        def reset(self):
+            self.observation = self.observation.astype(np.float64)
+            return super().reset()
+
+    sebulba = failing(Script())
+    sebulba.environments = HostFactory("doubling", lambda where: Doubling(Script(), where))
+    ends(
+        sebulba,
+        ActorError,
+        r"reset: ValueError: doubling emits float64\[4, 3\] at \.observation; float32\[4, 3\] is due",
+    )
+
+
+def test_an_error_in_the_learner_ends_the_actors(monkeypatch):
+    script = Script()
+    sebulba = failing(script)
+
+    def broken(*arguments):
+        raise RuntimeError("the learner broke")
+
+    monkeypatch.setattr(sebulba._learning, "update", broken)
+    ends(sebulba, RuntimeError, "the learner broke")
+    assert not script.open
+
+
+def test_a_reward_that_is_no_number_is_named_with_its_update():
+    with failing(Script(nan_at=8)) as sebulba:
+        _, window = sebulba.run(sebulba.init(0), 4)
+    # Step 8 is a reset; the reward of step 9 is in the second update.
+    with pytest.raises(FloatingPointError, match="reward was not finite at update 2"):
+        window.summarize()
+
+
+def test_environments_that_crash_are_made_anew_as_often_as_allowed():
+    script = Script(fail_at=7, fail_in=1, fail_times=1)
+    with failing(script, max_restarts=1) as sebulba:
+        state, window = sebulba.run(sebulba.init(0), 4)
+    summary = window.summarize()
+    # In its second rollout it had stepped once: a row of 4 environments.
+    assert (summary["environment_restarts"], summary["discarded_rows"]) == (1, 4)
+    slices = [(where.first_index, where.start, where.attempt) for where in script.made]
+    assert sorted(slices) == [(0, 0, 0), (4, 0, 0), (4, 1, 1)]
+    # The other thread's rows, and those of the environments that began anew with the second rollout.
+    rows = np.asarray(state.memory)[0, :, :, 1:]
+    assert (rows[:, 0] @ [4, 1] == 15 + np.arange(6)).all()
+    assert (rows[:, 4] @ [4, 1] == 10 + np.arange(6)).all()
+
+
+def test_environments_that_crash_once_more_end_the_run():
+    script = Script(fail_at=2, fail_in=1)
+    ends(failing(script, max_restarts=2), ActorError, "the emulator crashed")
+    assert [where.attempt for where in script.made if where.first_index == 4] == [0, 1, 2]
+
+
+def test_the_seeds_of_another_attempt_are_others():
+    first = EnvironmentSlice(4, 4, seed=1, start=1).seeds()
+    assert first != EnvironmentSlice(4, 4, seed=1, start=1, attempt=1).seeds()
+    assert first != EnvironmentSlice(4, 4, seed=1).seeds()
