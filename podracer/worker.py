@@ -13,10 +13,13 @@ class Worker:
 
     Args:
         name: What errors call it.
+
+    Attributes:
+        hangs: Whether a call did not come back in its time.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self.hangs = name, False
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         # A daemon: if it hangs, the process ends all the same.
@@ -38,6 +41,7 @@ class Worker:
         try:
             result, error = self._results.get(timeout=timeout)
         except queue.Empty:
+            self.hangs = True
             raise TimeoutError(f"{self._name}: {what} has not come back for {timeout:g} s") from None
         if error is not None:
             raise error

@@ -11,13 +11,16 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree
 
+from podracer import parallel
+from podracer.envs.actions import sample_action
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.envs.rendering import render
 from podracer.streams import Stream, fold_in_each, stream_key
-from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, leaf_name
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, key_shape, leaf_name
 from podracer.worker import Worker
 
 _MAX_SEED = 2**31 - 1  # What every package takes.
@@ -180,7 +183,13 @@ class JaxHostEnvironment:
         self._timestep: Any = None
         # The host's own device, whatever the agent runs on.
         self._device = jax.local_devices(backend="cpu")[0]
-        self._jit_reset, self._jit_step = jax.jit(self._reset), jax.jit(self._step)
+        # Compiled here, where time is given for it, and not in the first step.
+        number = jax.ShapeDtypeStruct((), np.uint32, sharding=SingleDeviceSharding(self._device))
+        self._compiled_reset = jax.jit(self._reset).lower(number).compile()
+        state = jax.eval_shape(self._reset, number)[0]
+        action = jax.eval_shape(lambda key: sample_action(self.spec, key, self.num_envs), key_shape())
+        arguments = parallel.with_shardings((state, action), number.sharding)
+        self._compiled_step = jax.jit(self._step).lower(*arguments, *[number] * 3).compile()
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -191,7 +200,7 @@ class JaxHostEnvironment:
         return self._where.num_envs
 
     def reset(self) -> TimeStep:
-        return self._emit(*self._jit_reset(jax.device_put(np.uint32(self._where.seed), self._device)))
+        return self._emit(*self._compiled_reset(jax.device_put(np.uint32(self._where.seed), self._device)))
 
     def step(self, action: PyTree) -> TimeStep:
         check_actions(action, self.num_envs)
@@ -199,7 +208,7 @@ class JaxHostEnvironment:
         self._steps += 1
         where = self._where.seed, self._where.start + update, t
         numbers = jax.device_put(tuple(np.uint32(number) for number in where), self._device)
-        return self._emit(*self._jit_step(self._state, jax.device_put(action, self._device), *numbers))
+        return self._emit(*self._compiled_step(self._state, jax.device_put(action, self._device), *numbers))
 
     def render(self) -> np.ndarray:
         """A picture of the first environment."""

@@ -29,7 +29,8 @@ class WatchedEnvironment:
         self, factory: HostFactory, where: EnvironmentSlice, *, start_timeout: float = 120.0, step_timeout: float = 60.0
     ) -> None:
         self._start_timeout, self._step_timeout = start_timeout, step_timeout
-        self._worker = Worker(f"environments {factory.name}")
+        self._name = f"environments {factory.name}"
+        self._worker = Worker(self._name)
         self._environment: HostEnvironment = self._worker.call("making them", lambda: factory(where), start_timeout)
 
     @property
@@ -56,7 +57,13 @@ class WatchedEnvironment:
 
     def close(self) -> None:
         """Ends them, or gives up on it after the time that a step may take."""
+        hung = self._worker.hangs
+        # Of environments that hang another thread may end the processes; that they hang is known already.
+        worker = Worker(f"{self._name}, which hang") if hung else self._worker
         try:
-            self._worker.call("close", self._environment.close, self._step_timeout)
+            worker.call("close", self._environment.close, self._step_timeout)
+        except TimeoutError:
+            if not hung:
+                raise
         finally:
-            self._worker.end()
+            worker.end()

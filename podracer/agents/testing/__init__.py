@@ -9,9 +9,10 @@ class TestMyAgent(AgentConformance):
 ```
 
 pytest collects the inherited tests. They act and learn in a small environment whose episodes end in every way, compare
-devices, run the agent under both architectures, and train it on environments of known value. What they compile is shared within the
-class, so `make` has to return an equal agent every time. Each failure says what is wrong and what to do about it. What
-a class declares (`podracer.agents.testing.subject` lists it) leaves tests out: they are skipped, and say why.
+devices, run the agent under both architectures, and train it on environments of known value. What they compile is
+shared within the class, so `make` has to return an equal agent every time. Each failure says what is wrong and what to
+do about it. What a class declares (`podracer.agents.testing.subject` lists it) leaves tests out: they are skipped, and
+say why.
 """
 
 import dataclasses

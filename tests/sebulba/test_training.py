@@ -1,0 +1,215 @@
+"""A run under Sebulba from beginning to end, and what ends it before."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import pytest
+from sebulba.toy_runs import experiment
+from tiny_runs import bits_of, metrics_of, saved_state
+
+from podracer import training
+from podracer.envs.registry import make_host
+from podracer.evaluate import evaluate
+from podracer.sebulba import SebulbaConfig
+
+TESTS = pathlib.Path(__file__).parent.parent
+
+
+def of_updates(run_dir, *names):
+    return [[line.get(name) for name in names] for line in metrics_of(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """On one device, as `podracer` has it on a CPU."""
+    return experiment(devices=1).run(tmp_path_factory.mktemp("finished") / "run", quiet=True)
+
+
+def test_a_run_says_where_its_time_went_and_how_far_policies_lagged(finished):
+    assert {path.name for path in finished.run_dir.iterdir()} >= {"curve.png", "episode.gif", "summary.json"}
+    summary = json.loads((finished.run_dir / "summary.json").read_text())
+    assert summary["updates"] == 12
+    assert summary["bottleneck"].startswith(("the actors", "the learner", "balanced"))
+    for side, names in (("actors", {"step", "act", "transfer", "parameters"}), ("learner", {"trajectories", "update"})):
+        assert names < summary["time"][side].keys()
+        assert sum(summary["time"][side].values()) == pytest.approx(1)
+    lines = metrics_of(finished.run_dir)
+    assert [line["policy_lag"] for line in lines] == [0] + [1] * 11
+    assert lines[-1]["policy_lag_1"] == 1
+    # An episode has 3 steps and a reset, which is none: row 4 of 4.
+    resets = sum(1 for row in range(60) if row % 4 == 3)
+    assert lines[-1]["env_steps"] == summary["env_steps"] == 8 * (60 - resets)
+    assert summary["evaluation"]["mean"] == 3
+    assert summary["evaluation"]["episodes"] == 4
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_the_same_seed_gives_the_same_run(serial, finished, tmp_path):
+    architecture = dataclasses.replace(experiment().architecture, serial=serial)
+    again = experiment(devices=1, architecture=architecture).run(tmp_path / "run", quiet=True)
+    assert bits_of(again.state) == bits_of(finished.state)
+    other = experiment(devices=1, seed=1).run(tmp_path / "other", quiet=True)
+    assert bits_of(other.state) != bits_of(finished.state)
+
+
+def test_a_resumed_run_keeps_counters_and_schedules_and_says_what_begins_anew(finished, tmp_path, monkeypatch, capsys):
+    run_dir = tmp_path / "run"
+
+    def interrupt(run, updates, window, read=training._Run._read):
+        score = read(run, updates, window)
+        if updates == 5:
+            signal.raise_signal(signal.SIGINT)
+        return score
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Run, "_read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            experiment(devices=1).run(run_dir, quiet=True)
+    signal.signal(signal.SIGINT, before)
+    saved, _, metadata = saved_state(run_dir)
+    assert 5 <= saved < 12
+    assert metadata["env_steps"] == metrics_of(run_dir)[-1]["env_steps"]
+    experiment(devices=1).run(run_dir, resume=True, quiet=True)
+    assert "the environments begin new episodes" in capsys.readouterr().err
+    assert of_updates(run_dir, "updates", "learning_rate") == of_updates(finished.run_dir, "updates", "learning_rate")
+    assert metrics_of(run_dir)[-1]["updates"] == 12
+
+
+def test_evaluation_is_the_same_from_a_checkpoint(finished):
+    loaded = training.load_policy(finished.run_dir)
+    key = training.evaluation_key(loaded.experiment, loaded.updates)
+    again = evaluate(loaded.agent, loaded.environment, loaded.params, key, 4)
+    assert again.summary() == finished.evaluation.summary()
+
+
+def test_where_things_run_may_change_between_a_run_and_its_continuation(finished):
+    architecture = dataclasses.replace(experiment().architecture, threads_per_actor_device=1, step_timeout=9.0)
+    result = experiment(devices=1, architecture=architecture).run(finished.run_dir, resume=True, quiet=True)
+    assert result.summary["updates"] == 12
+
+
+def test_what_is_learnt_may_not(finished):
+    architecture = dataclasses.replace(experiment().architecture, max_lag=0)
+    with pytest.raises(ValueError, match=r"architecture\.max_lag"):
+        experiment(architecture=architecture).run(finished.run_dir, resume=True)
+
+
+def test_an_environment_on_the_host_is_refused_under_anakin():
+    from podracer.anakin import AnakinConfig
+
+    with pytest.raises(ValueError, match=r"toys:Scripted is not written in JAX.*--architecture sebulba"):
+        experiment(architecture=AnakinConfig(8, 5)).make()
+
+
+def test_a_jax_environment_runs_under_sebulba(tmp_path):
+    changes = {"env": "podracer:Catch", "env_parameters": {"rows": 3, "columns": 3}, "devices": 1}
+    result = experiment(**changes).run(tmp_path / "run", quiet=True)
+    assert result.summary["evaluation"]["episodes"] == 4
+
+
+def start(*arguments, script=""):
+    """`podracer` in a process of its own."""
+    beginning = f"""
+        import signal, sys
+        # Shells have background jobs ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from podracer import cli
+        {script}
+        cli.main(sys.argv[1:])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(beginning), "--import", "sebulba.toy_runs", *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_updates(process, run_dir, count):
+    metrics, end = run_dir / "metrics.jsonl", time.monotonic() + 200
+    while not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ends_with(process, code, within):
+    began = time.monotonic()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert time.monotonic() - began < within
+    assert "Traceback" not in error
+    return error.splitlines()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_ctrl_c_saves_and_exits_with_130(lag, tmp_path):
+    """Without lag it falls into the wait for trajectories, of steps that take their time."""
+    run_dir = tmp_path / "run"
+    options = ["--architecture.max-lag", lag, "--env-parameters", "delay", "0.05", "--total-steps", "1e5"]
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, *options)
+    wait_for_updates(process, run_dir, 3)
+    process.send_signal(signal.SIGINT)
+    assert ends_with(process, 130, 10)[-1] == "podracer: interrupted"
+    update, _, _ = saved_state(run_dir)
+    assert update == metrics_of(run_dir)[-1]["updates"]
+
+
+def test_ctrl_c_is_heard_while_environments_hang(tmp_path):
+    run_dir = tmp_path / "run"
+    options = ["--env-parameters", "hang_at", "13", "--architecture.step-timeout", "100"]
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, *options)
+    wait_for_updates(process, run_dir, 2)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert ends_with(process, 130, 10)[-1] == "podracer: interrupted"
+    assert saved_state(run_dir)[0] == 2
+
+
+def test_a_crash_is_one_line_and_exit_code_1_and_keeps_the_last_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    options = ["--env-parameters", "fail_at", "28"]
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, *options)
+    wait_for_updates(process, run_dir, 1)
+    error = ends_with(process, 1, 60)[-1]
+    assert "actor 0 on" in error
+    assert "toys:Scripted 0 to 3: step: RuntimeError: the emulator crashed" in error
+    assert saved_state(run_dir)[0] == 4
+
+
+def test_an_environment_that_hangs_ends_the_run_with_exit_code_1(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, "--env-parameters", "hang_at", "13")
+    wait_for_updates(process, run_dir, 2)
+    error = ends_with(process, 1, 10)[-1]
+    assert "toys:Scripted 0 to 3: step has not come back" in error
+
+
+def test_an_environment_that_hangs_while_it_is_evaluated_is_named():
+    factory = make_host("toys:Scripted", hang_at=2)
+    run = experiment(devices=1)
+    _, agent = run.make()
+    params = agent.actor_params(agent.init(jax.random.key(0)))
+    from podracer.envs import watched
+
+    defaults = watched.WatchedEnvironment.__init__.__kwdefaults__
+    before = dict(defaults)
+    try:
+        defaults["step_timeout"] = 0.5
+        with pytest.raises(TimeoutError, match=r"environments toys:Scripted: step has not come back for 0.5 s"):
+            evaluate(agent, factory, params, jax.random.key(0), 4)
+    finally:
+        defaults.update(before)
+
+
+def test_the_configuration_is_read_back(finished):
+    values = json.loads((finished.run_dir / "config.json").read_text())
+    assert values["architecture"]["name"] == "sebulba"
+    assert isinstance(training.load_policy(finished.run_dir).experiment.architecture, SebulbaConfig)
