@@ -87,9 +87,7 @@ def _import_modules(arguments: list[str]) -> list[str]:
 
 def _train(arguments: list[str]) -> int:
     """train EXPERIMENT: train, evaluate, and leave everything in a run directory."""
-    from podracer import experiments
     from podracer.experiment import Experiment
-    from podracer.run_directory import RunDirectory
 
     @dataclasses.dataclass(frozen=True)
     class Train:
@@ -106,6 +104,15 @@ def _train(arguments: list[str]) -> int:
         wandb_project: str | None = None
         """Log to this project of Weights & Biases as well."""
 
+    parsed = _parse_with_experiment(Train, "train", arguments)
+    return 0 if parsed is None else _run(parsed.experiment, parsed)
+
+
+def _parse_with_experiment(kind: Any, command: str, arguments: list[str]) -> Any:
+    """Arguments that begin with the name of an experiment and may change any field of it; None after help."""
+    from podracer import experiments
+    from podracer.run_directory import RunDirectory
+
     arguments = options_in_full(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
     name, options = (arguments[0], arguments[1:]) if named else (None, arguments)
@@ -120,20 +127,20 @@ def _train(arguments: list[str]) -> int:
     elif name is not None:
         default = experiments.get(name)
     elif options and options[0] in ("--help", "-h"):
-        print(f"usage: podracer train EXPERIMENT [options]\n\nexperiments: {', '.join(experiments.names())}")
-        print("\n`podracer train EXPERIMENT --help` lists the options.")
-        return 0
+        print(f"usage: podracer {command} EXPERIMENT [options]\n\nexperiments: {', '.join(experiments.names())}")
+        print(f"\n`podracer {command} EXPERIMENT --help` lists the options.")
+        return None
     else:
-        raise UsageError(f"train begins with the name of an experiment: {', '.join(experiments.names())}")
+        raise UsageError(f"{command} begins with the name of an experiment: {', '.join(experiments.names())}")
     if (architecture := option_value(options, "--architecture")) is not None:
         default, options = _with_architecture(default, architecture), without_option(options, "--architecture")
     # Tyro would make an option of each of the default's parameters, and take no others.
     without_parameters = dataclasses.replace(default, env_parameters={})
-    parsed = parse(Train, options, f"podracer train {default.name}", Train(without_parameters))
+    parsed = parse(kind, options, f"podracer {command} {default.name}", kind(without_parameters))
     experiment = parsed.experiment
     if experiment.env == default.env and option_value(options, "--env-parameters") is None:
         experiment = dataclasses.replace(experiment, env_parameters=default.env_parameters)
-    return _run(experiment, parsed)
+    return dataclasses.replace(parsed, experiment=experiment)
 
 
 def _with_architecture(experiment: Any, name: str) -> Any:
@@ -314,12 +321,53 @@ def _list(arguments: list[str]) -> int:
     return 0
 
 
+def _bench(arguments: list[str]) -> int:
+    """bench sebulba EXPERIMENT: try numbers of threads and environments, and print the fastest."""
+    from podracer.experiment import Experiment
+    from podracer.sebulba.tuning import trials
+
+    @dataclasses.dataclass(frozen=True)
+    class Bench:
+        # Every field of the experiment is an option without a prefix.
+        experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+        seconds: float = 60.0
+        """For all of them, without compiling."""
+
+    if arguments[:1] != ["sebulba"]:
+        raise UsageError("bench takes the name of an architecture, which is sebulba, and then of an experiment")
+    if option_value(arguments, "--architecture") is None:
+        arguments = [*arguments, "--architecture", "sebulba"]
+    parsed = _parse_with_experiment(Bench, "bench sebulba", arguments[1:])
+    if parsed is None:
+        return 0
+    if not parsed.seconds > 0:
+        raise UsageError(f"--seconds is {parsed.seconds}; it must be above 0")
+    print(f"{'threads':>7}{'envs':>7}{'rollout':>9}{'steps/s':>11}{'frames/s':>11}  slower")
+    best, fastest = None, 0.0
+    for trial in trials(parsed.experiment, parsed.seconds):
+        config = trial.config
+        figures = [trial.steps_per_second, trial.frames_per_second]
+        shown = "".join(f"{'-' if figure is None else format(figure, ',.0f'):>11}" for figure in figures)
+        threads = config.threads_per_actor_device
+        print(f"{threads:>7}{config.num_envs:>7}{config.rollout_length:>9}{shown}  {trial.bottleneck}", flush=True)
+        if trial.steps_per_second is not None and trial.steps_per_second > fastest:
+            best, fastest = config, trial.steps_per_second
+    if best is None:
+        raise RuntimeError("none of them can run")
+    print(
+        f"fastest: --num-envs {best.num_envs} --rollout-length {best.rollout_length} "
+        f"--architecture.threads-per-actor-device {best.threads_per_actor_device}"
+    )
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
     "evaluate": _evaluate,
     "record": _record,
     "plot": _plot,
+    "bench": _bench,
     "list": _list,
 }
 
