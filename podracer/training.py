@@ -206,7 +206,7 @@ class _Run:
         counters.compile_seconds += self.tracing_seconds + phase.seconds
 
     def train(self) -> None:
-        """All updates that are left. One window is read while the next is computed."""
+        """All updates that are left. Under Anakin one window is read while the next is computed."""
         experiment, counters = self.experiment, self.counters
         interval = experiment.checkpoint_interval
         self.window_began = time.perf_counter()
@@ -228,10 +228,13 @@ class _Run:
                     score = self._read(*pending)
                 updates += number
                 pending = updates, window
+                if isinstance(window, SebulbaWindow):  # It has been computed: `run` waits.
+                    score, pending = self._read(updates, window), None
                 # Whole intervals that were passed, and not multiples: a resumed run may have other windows.
                 is_due = interval and updates // interval > (updates - number) // interval
                 if is_due and updates < experiment.num_updates:
-                    score, pending = self._read(*pending), None
+                    if pending is not None:
+                        score, pending = self._read(*pending), None
                     self._save(score)
             if pending is not None:
                 score = self._read(*pending)
