@@ -4,7 +4,6 @@ docs/agents/ppo.md lists what differs from the paper.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -14,14 +13,19 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from podracer import parallel
 from podracer.agent import ActorOutput, Metrics
+from podracer.agents.forward import apply_over_time, apply_step, initial_params, initial_state
+from podracer.agents.optimization import descend, flat_optimizer, linear_schedule
+from podracer.agents.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SWITCH, check_fields, instance_of
 from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
 from podracer.ops import (
     MinibatchGrid,
     Moments,
+    clip_rewards,
     distribution_for,
     generalized_advantages,
     merge_moments,
     normalize,
+    zero_masked,
 )
 from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
@@ -48,6 +52,7 @@ class PPOConfig:
         target_kl: The approximate KL divergence past which the rest of an update's gradient steps are left out; None
             for no limit.
         normalize_observations: By the running moments of all observations that were learnt from.
+        reward_clip: Rewards are learnt from within `[-reward_clip, reward_clip]`, before scaling; None does not clip.
         scale_rewards: Divide rewards by the running standard deviation of the discounted return.
         network: Actor and critic.
 
@@ -71,29 +76,35 @@ class PPOConfig:
     normalize_advantages: bool = True
     target_kl: float | None = None
     normalize_observations: bool = False
+    reward_clip: float | None = None
     scale_rewards: bool = False
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
-        may_be_none = ("max_grad_norm", "value_clip", "entropy_coefficient_end", "target_kl")
-        for field in dataclasses.fields(self):
-            value, optional = getattr(self, field.name), field.name in may_be_none
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            match field.name:
-                case "num_epochs" | "num_minibatches":
-                    rule, holds = "an integer of at least 1", number and isinstance(value, int) and value >= 1
-                case "discount" | "gae_lambda":
-                    rule, holds = "within [0, 1]", number and 0 <= value <= 1
-                case "adam_epsilon" | "max_grad_norm":
-                    rule, holds = "a positive number", number and value > 0
-                case "normalize_advantages" | "normalize_observations" | "scale_rewards":
-                    rule, holds = "True or False", isinstance(value, bool)
-                case "network":
-                    rule, holds = "a NetworkConfig", isinstance(value, NetworkConfig)
-                case _:
-                    rule, holds = "a finite number, 0 or more", number and value >= 0
-            if not holds and not (optional and value is None):
-                raise ValueError(f"{field.name} is {value!r}; it must be {rule}{', or None' if optional else ''}")
+        check_fields(
+            self,
+            {
+                "learning_rate": NOT_NEGATIVE,
+                "learning_rate_end": NOT_NEGATIVE,
+                "adam_epsilon": POSITIVE,
+                "max_grad_norm": POSITIVE.or_none(),
+                "discount": FRACTION,
+                "gae_lambda": FRACTION,
+                "num_epochs": COUNT,
+                "num_minibatches": COUNT,
+                "clip_epsilon": NOT_NEGATIVE,
+                "value_clip": NOT_NEGATIVE.or_none(),
+                "value_coefficient": NOT_NEGATIVE,
+                "entropy_coefficient": NOT_NEGATIVE,
+                "entropy_coefficient_end": NOT_NEGATIVE.or_none(),
+                "normalize_advantages": SWITCH,
+                "target_kl": NOT_NEGATIVE.or_none(),
+                "normalize_observations": SWITCH,
+                "reward_clip": POSITIVE.or_none(),
+                "scale_rewards": SWITCH,
+                "network": instance_of(NetworkConfig),
+            },
+        )
 
     def make(self, spec: EnvironmentSpec, num_updates: int) -> "PPO":
         """The agent for an environment, with schedules over `num_updates`."""
@@ -178,8 +189,7 @@ class PPO:
     def init(self, key: jax.Array) -> PPOLearner:
         """Parameters drawn with `key`, a fresh optimiser, and moments by which normalising changes nothing."""
         example, _ = split_mask(self.spec.observation)
-        observation = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), example)
-        params = self.network.init(key, observation)
+        params = initial_params(self.network, self.spec, key)
         return PPOLearner(
             params=params,
             optimizer=self._optimizer().init(params),
@@ -190,7 +200,7 @@ class PPO:
 
     def init_actor(self, batch_size: int) -> PPOActorState:
         """The network's initial state and discounted returns of 0, `[batch_size, ...]`."""
-        recurrent = self.network.initial_state(batch_size) if isinstance(self.network, RecurrentNetwork) else ()
+        recurrent = initial_state(self.network, batch_size)
         return PPOActorState(recurrent, jnp.zeros(batch_size, jnp.float32) if self.config.scale_rewards else ())
 
     def init_memory(self, example: Trajectory) -> tuple[()]:
@@ -213,17 +223,15 @@ class PPO:
         """Samples the policy for `[B, ...]`, or plays its mode to evaluate, and remembers what the ratio needs."""
         observation, mask = split_mask(timestep.observation)
         observation = self._normalized(observation, params.observations)
-        if isinstance(self.network, RecurrentNetwork):
-            (outputs, value), recurrent = self.network.apply(
-                params.params, observation, timestep.first(), actor_state.recurrent
-            )
-        else:
-            (outputs, value), recurrent = self.network.apply(params.params, observation), ()
+        (outputs, value), recurrent = apply_step(
+            self.network, params.params, observation, timestep.first(), actor_state.recurrent
+        )
         distribution = distribution_for(self.spec.action, outputs, mask)
         sample = distribution.mode() if evaluate else distribution.sample(key)
         discounted_return = actor_state.discounted_return
         if self.config.scale_rewards:
-            continued = self.config.discount * discounted_return + timestep.reward
+            reward = clip_rewards(timestep, self.config.reward_clip).reward
+            continued = self.config.discount * discounted_return + reward
             discounted_return = jnp.where(timestep.first(), 0, continued)
         return ActorOutput(
             action=distribution.to_action(sample),
@@ -242,7 +250,9 @@ class PPO:
     ) -> tuple[PPOLearner, tuple[()], Metrics]:
         """`num_epochs * num_minibatches` gradient steps on the `[T, B]` rows; the observations' moments change last."""
         valid = valid_mask(trajectory)
-        trajectory = dataclasses.replace(trajectory, extras=_without_masked(trajectory.extras, valid))
+        timestep = clip_rewards(trajectory.timestep, self.config.reward_clip)
+        extras = _without_masked(trajectory.extras, valid)
+        trajectory = dataclasses.replace(trajectory, timestep=timestep, extras=extras)
         observations, returns = learner.observations, learner.returns
         if self.config.scale_rewards:
             # Of the row that follows, so that the reward that ends an episode counts.
@@ -288,9 +298,11 @@ class PPO:
         keys = jax.random.split(parallel.shared_key(key, axis), config.num_epochs)
         rows, columns = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), jax.vmap(grid.shuffle)(keys))
         optimizer = self._optimizer()
-        learning_rate = self._schedule(config.learning_rate, config.learning_rate_end, learner.updates)
-        entropy_coefficient = self._schedule(
-            config.entropy_coefficient, config.entropy_coefficient_end, learner.updates
+        learning_rate = linear_schedule(
+            config.learning_rate, config.learning_rate_end, learner.updates, self.num_updates
+        )
+        entropy_coefficient = linear_schedule(
+            config.entropy_coefficient, config.entropy_coefficient_end, learner.updates, self.num_updates
         )
 
         def step(carry: PyTree, indices: PyTree) -> tuple[PyTree, Metrics]:
@@ -303,9 +315,7 @@ class PPO:
             else:
                 grads, kl = parallel.mean_over_replicas((grads, metrics["approx_kl"]), axis)
                 stopped = stopped | (kl > config.target_kl)
-            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count.
-                updates, new_state = optimizer.update(grads, state, params)
-            new_params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+            new_params, new_state = descend(optimizer, params, state, grads, learning_rate)
             new_params, new_state = jax.tree.map(
                 lambda new, old: jnp.where(stopped, old, new), (new_params, new_state), (params, state)
             )
@@ -320,7 +330,7 @@ class PPO:
         self, params: PyTree, batch: Batch, recurrent: PyTree, entropy_coefficient: jax.Array
     ) -> tuple[jax.Array, Metrics]:
         config = self.config
-        outputs, value = self._forward(params, batch.observation, batch.first, recurrent)
+        outputs, value = apply_over_time(self.network, params, batch.observation, batch.first, recurrent)
         distribution = distribution_for(self.spec.action, outputs, batch.mask)
         # On masked rows both stand for nothing, and a ratio that overflows is NaN even with a weight of 0.
         log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(batch.extras.sample) - batch.extras.log_prob, 0)
@@ -342,46 +352,25 @@ class PPO:
         loss = means["policy_loss"] + config.value_coefficient * means["value_loss"]
         return loss - entropy_coefficient * means["entropy"], means
 
-    def _forward(self, params: PyTree, observation: PyTree, first: jax.Array, recurrent: PyTree) -> PyTree:
-        """The network on `[T, B, ...]`."""
-        if isinstance(self.network, RecurrentNetwork):
-            return self.network.unroll(params, observation, first, recurrent)[0]
-        return self.network.apply(params, observation)
-
     def _bootstrap(self, params: PyTree, observation: PyTree, first: jax.Array, recurrent: PyTree) -> Float[Array, "B"]:
         """The value of row `T`, which no actor has computed."""
         if isinstance(self.network, RecurrentNetwork):
-            return self._forward(params, observation, first, recurrent)[1][-1]
+            return apply_over_time(self.network, params, observation, first, recurrent)[1][-1]
         return self.network.apply(params, jax.tree.map(lambda x: x[-1], observation))[1]
 
     def _normalized(self, observation: PyTree, moments: Any) -> PyTree:
         return normalize(observation, moments) if self.config.normalize_observations else observation
 
     def _optimizer(self) -> optax.GradientTransformation:
-        # On one flat vector, so that a small network does not pay for a dozen small kernels. The learning rate comes
-        # after, from this agent's own count of updates.
-        limit = self.config.max_grad_norm
-        clipped = optax.identity() if limit is None else optax.clip_by_global_norm(limit)
-        return optax.flatten(optax.chain(clipped, optax.scale_by_adam(eps=self.config.adam_epsilon)))
-
-    def _schedule(self, start: float, end: float | None, updates: jax.Array) -> Float[Array, ""]:
-        """Linear from the first update's value to the one after the last."""
-        if end is None:
-            return jnp.float32(start)
-        done = jnp.minimum(updates.astype(jnp.float32) / self.num_updates, 1)
-        return start + (end - start) * done
+        return flat_optimizer(optax.scale_by_adam(eps=self.config.adam_epsilon), self.config.max_grad_norm)
 
 
 def _without_masked(extras: PPOExtras, valid: Bool[Array, "T B"]) -> PPOExtras:
-    """Zeros for what was remembered of ignored actions: it may be anything, and 0 * NaN is NaN.
+    """Zeros for what was remembered of ignored actions.
 
     The value stays. On a masked row it is that of the final observation, from which a truncation bootstraps.
     """
-
-    def clean(x: jax.Array) -> jax.Array:
-        return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))
-
-    return dataclasses.replace(jax.tree.map(clean, extras), value=extras.value)
+    return dataclasses.replace(zero_masked(extras, valid), value=extras.value)
 
 
 def _reward_scale(returns: Moments) -> Float[Array, ""]:

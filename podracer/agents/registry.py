@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from podracer.agents.impala import IMPALAConfig
 from podracer.agents.ppo import PPOConfig
 from podracer.agents.random import RandomConfig
 from podracer.envs.names import unknown_name
@@ -63,5 +64,6 @@ def registered_name(config: Any) -> str:
     )
 
 
+register("impala", IMPALAConfig)
 register("ppo", PPOConfig)
 register("random", RandomConfig)

@@ -9,8 +9,11 @@ from podracer.ops.distributions import (
     distribution_for,
     num_parameters,
 )
+from podracer.ops.masking import zero_masked
 from podracer.ops.minibatches import MinibatchGrid
 from podracer.ops.normalization import Moments, merge_moments, normalize
+from podracer.ops.rewards import clip_rewards
+from podracer.ops.vtrace import VTrace, vtrace
 
 __all__ = [
     "Categorical",
@@ -19,9 +22,13 @@ __all__ = [
     "Moments",
     "MultiCategorical",
     "TanhNormal",
+    "VTrace",
+    "clip_rewards",
     "distribution_for",
     "generalized_advantages",
     "merge_moments",
     "normalize",
     "num_parameters",
+    "vtrace",
+    "zero_masked",
 ]

@@ -444,6 +444,39 @@ def test_acting_remembers_the_discounted_return_of_the_episode_so_far() -> None:
     assert output.extras.discounted_return[1] == 3.0
 
 
+@pytest.mark.parametrize("scale_rewards", [False, True])
+def test_rewards_are_clipped_before_anything_else_reads_them(scale_rewards: bool) -> None:
+    def learnt(trajectory: Trajectory, reward_clip: float | None) -> Any:
+        numbers = {"scale_rewards": scale_rewards, "discount": 0.5, "normalize_advantages": False}
+        agent = linear_ppo(FLAT_SPEC, reward_clip=reward_clip, value=1.0, **numbers)
+        return jax.jit(agent.update)(agent.init(jax.random.key(0)), (), trajectory, jax.random.key(1))
+
+    trajectory = flat_trajectory()
+    if not scale_rewards:
+        extras = dataclasses.replace(trajectory.extras, discounted_return=())
+        trajectory = dataclasses.replace(trajectory, extras=extras)
+    assert REWARDS.max() > 1
+    assert REWARDS.min() < -1
+    rewards = jnp.asarray(np.clip(REWARDS, -1, 1))
+    clipped = dataclasses.replace(trajectory, timestep=dataclasses.replace(trajectory.timestep, reward=rewards))
+    found, expected, unclipped = learnt(trajectory, 1.0), learnt(clipped, None), learnt(trajectory, None)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.abs(found[0].params["value"] - unclipped[0].params["value"]).max() > 1e-3
+
+
+def test_acting_remembers_the_discounted_return_of_clipped_rewards() -> None:
+    agent, trajectory = linear_ppo(FLAT_SPEC, scale_rewards=True, discount=0.5, reward_clip=1.5), flat_trajectory()
+    params, state = agent.actor_params(agent.init(jax.random.key(0))), agent.init_actor(2)
+    returns = []
+    for t in range(4):
+        timestep = jax.tree.map(lambda x, t=t: x[t], trajectory.timestep)
+        state = agent.act(params, timestep, state, jax.random.key(t)).actor_state
+        returns.append(state.discounted_return)
+    # Rewards 1 and 2, which counts 1.5, and a reset; row 0 of column 1 is in the middle of an episode, with 9.
+    np.testing.assert_allclose(returns, [[0, 1.5], [1, -0.25], [2, 0], [0, 1.5]])
+
+
 @pytest.mark.parametrize("reward", [0.0, 2.0])
 def test_returns_that_never_vary_leave_rewards_as_they_are(reward: float) -> None:
     agent = linear_ppo(FLAT_SPEC, scale_rewards=True, discount=0.0, normalize_advantages=False, value_clip=None)
@@ -500,6 +533,8 @@ def test_ignored_actions_of_many_dimensions_do_not_overflow() -> None:
         ("learning_rate", True),
         ("gae_lambda", "0.9"),
         ("scale_rewards", 1),
+        ("reward_clip", 0.0),
+        ("reward_clip", float("inf")),
     ],
 )
 def test_numbers_out_of_range_are_named(field: str, value: Any) -> None:
@@ -541,7 +576,7 @@ SCRIPT = """
 import jax
 from podracer.agents import PPOConfig
 from podracer.agents.testing.environments import Patchwork
-from podracer.anakin import Anakin, AnakinConfig, summarize
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.networks import NetworkConfig
 from podracer.types import BoundedSpec
 
@@ -551,7 +586,7 @@ network = NetworkConfig(hidden_sizes=(4,), recurrent_size=4)
 config = PPOConfig(network=network, num_minibatches=2, normalize_observations=True, scale_rewards=True, target_kl=0.1)
 anakin = Anakin(config.make(environment.spec, 3), environment, AnakinConfig(4, 4), jax.devices()[:2])
 state, window = anakin.run(anakin.init(0), 3)
-summarize(window)
+window.summarize()
 for leaf in jax.tree.leaves((state.learner, state.rollout.timestep)):
     assert leaf.dtype.itemsize <= 4, leaf.dtype
 print("done")
