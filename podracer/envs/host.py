@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree
 
-from podracer import parallel
 from podracer.envs.actions import sample_action
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
@@ -183,13 +182,7 @@ class JaxHostEnvironment:
         self._timestep: Any = None
         # The host's own device, whatever the agent runs on.
         self._device = jax.local_devices(backend="cpu")[0]
-        # Compiled here, where time is given for it, and not in the first step.
-        number = jax.ShapeDtypeStruct((), np.uint32, sharding=SingleDeviceSharding(self._device))
-        self._compiled_reset = jax.jit(self._reset).lower(number).compile()
-        state = jax.eval_shape(self._reset, number)[0]
-        action = jax.eval_shape(lambda key: sample_action(self.spec, key, self.num_envs), key_shape())
-        arguments = parallel.with_shardings((state, action), number.sharding)
-        self._compiled_step = jax.jit(self._step).lower(*arguments, *[number] * 3).compile()
+        self._indices = where.first_index + np.arange(where.num_envs, dtype=np.uint32)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -200,15 +193,20 @@ class JaxHostEnvironment:
         return self._where.num_envs
 
     def reset(self) -> TimeStep:
-        return self._emit(*self._compiled_reset(jax.device_put(np.uint32(self._where.seed), self._device)))
+        counters = self._counters(self._where.seed, self._where.start, self._where.attempt, 0)
+        first = self._emit(*_reset(self._stream, *counters[:-1]))
+        # Compiled now, when time is given for it, and not in the first step.
+        action = jax.eval_shape(lambda key: sample_action(self.spec, key, self.num_envs), key_shape())
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=self._device), action)
+        jax.block_until_ready(_step(self._stream, self._state, zeros, *counters))
+        return first
 
     def step(self, action: PyTree) -> TimeStep:
         check_actions(action, self.num_envs)
         update, t = divmod(self._steps, self._where.rollout_length)
         self._steps += 1
-        where = self._where.seed, self._where.start + update, t
-        numbers = jax.device_put(tuple(np.uint32(number) for number in where), self._device)
-        return self._emit(*self._compiled_step(self._state, jax.device_put(action, self._device), *numbers))
+        counters = self._counters(self._where.seed, self._where.start + update, self._where.attempt, t)
+        return self._emit(*_step(self._stream, self._state, jax.device_put(action, self._device), *counters))
 
     def render(self) -> np.ndarray:
         """A picture of the first environment."""
@@ -222,20 +220,45 @@ class JaxHostEnvironment:
         self._state, self._timestep = state, jax.device_get(timestep)
         return self._timestep
 
-    def _keys(self, seed: jax.Array, stream: Stream, *counters: int) -> jax.Array:
-        key = stream_key(jax.random.key(seed), stream, *counters)
-        indices = np.arange(self._where.first_index, self._where.first_index + self.num_envs)
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    def _counters(self, *numbers: int) -> tuple[jax.Array, ...]:
+        """The indices of the environments and what else keys are made of, on the device."""
+        return jax.device_put((self._indices, *[np.uint32(number) for number in numbers]), self._device)
 
-    def _reset(self, seed: jax.Array) -> tuple[PyTree, TimeStep]:
-        again = (self._where.start, self._where.attempt)
-        return self._stream.reset(self._keys(seed, Stream.RESET, *(again if any(again) else ())))
 
-    def _step(
-        self, state: PyTree, action: PyTree, seed: jax.Array, update: jax.Array, t: jax.Array
-    ) -> tuple[PyTree, TimeStep]:
-        keys = fold_in_each(self._keys(seed, Stream.ENVIRONMENT), update)
-        return self._stream.step(state, action, fold_in_each(keys, t))
+# Compiled once for all batches of an environment: threads and restarts share it.
+@functools.partial(jax.jit, static_argnums=0)
+def _reset(
+    stream: Autoreset, indices: jax.Array, seed: jax.Array, start: jax.Array, attempt: jax.Array
+) -> tuple[PyTree, TimeStep]:
+    key = stream_key(jax.random.key(seed), Stream.RESET)
+    again = jax.random.fold_in(jax.random.fold_in(key, start), attempt)
+    return stream.reset(_of_each(_choose((start == 0) & (attempt == 0), key, again), indices))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(
+    stream: Autoreset,
+    state: PyTree,
+    action: PyTree,
+    indices: jax.Array,
+    seed: jax.Array,
+    update: jax.Array,
+    attempt: jax.Array,
+    t: jax.Array,
+) -> tuple[PyTree, TimeStep]:
+    key = stream_key(jax.random.key(seed), Stream.ENVIRONMENT)
+    key = _choose(attempt == 0, key, jax.random.fold_in(key, attempt))
+    return stream.step(state, action, fold_in_each(fold_in_each(_of_each(key, indices), update), t))
+
+
+def _of_each(key: jax.Array, indices: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+
+def _choose(is_first: jax.Array, first: jax.Array, again: jax.Array) -> jax.Array:
+    """A key by whether an environment begins as in a fresh run: it has Anakin's then."""
+    data = jnp.where(is_first, jax.random.key_data(first), jax.random.key_data(again))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(first))
 
 
 def check_actions(action: PyTree, num_envs: int) -> None:
@@ -244,7 +267,7 @@ def check_actions(action: PyTree, num_envs: int) -> None:
     Raises:
         ValueError: There is not.
     """
-    for leaf in jax.tree.leaves(action):
+    for leaf in map(np.asarray, jax.tree.leaves(action, is_leaf=lambda x: isinstance(x, list))):
         if leaf.shape[:1] != (num_envs,):
             raise ValueError(f"the actions have the shape {leaf.shape}; there are {num_envs} environments")
 

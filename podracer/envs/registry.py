@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from podracer.envs import catch, countdown, gymnax, probe
+from podracer.envs import ale, catch, countdown, envpool, gymnasium, gymnax, probe
 from podracer.envs.base import Environment
 from podracer.envs.host import HostFactory, JaxHostEnvironment
 from podracer.envs.names import check_parameters, unknown_name
@@ -190,6 +190,9 @@ def _version(package: str) -> str | None:
     return installed_version(package) or getattr(loaded, "__version__", "local")
 
 
+register("ale", ale.make, names=ale.names, package="ale-py", is_host=True)
+register("envpool", envpool.make, names=envpool.names, package="envpool", is_host=True)
+register("gymnasium", gymnasium.make, names=gymnasium.names, package="gymnasium", is_host=True)
 register("gymnax", gymnax.make, names=gymnax.names, package="gymnax")
 for _class in (catch.Catch, countdown.Countdown, *probe.PROBES):
     register(f"podracer:{_class.__name__}", _class)
