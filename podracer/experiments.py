@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+from podracer.agents.impala import IMPALAConfig
 from podracer.agents.ppo import PPOConfig
 from podracer.anakin import AnakinConfig
 from podracer.envs.names import unknown_name
 from podracer.experiment import Experiment
 from podracer.networks import NetworkConfig
+from podracer.sebulba import SebulbaConfig
 
 _experiments: dict[str, Experiment] = {}
 
@@ -121,5 +123,75 @@ register(
         ),
         architecture=AnakinConfig(num_envs=32, rollout_length=256),
         total_steps=1_000_000,
+    )
+)
+# The cue of the first step decides what the eleventh is worth: without memory every policy has mean return 0.
+register(
+    Experiment(
+        name="ppo_memory",
+        env="podracer:ProbeMemory",
+        env_parameters={"length": 10},
+        agent=PPOConfig(
+            learning_rate=1e-3,
+            num_minibatches=4,
+            network=NetworkConfig(hidden_sizes=(32,), shared=True, recurrent_size=32),
+        ),
+        architecture=AnakinConfig(num_envs=64, rollout_length=32),
+        total_steps=500_000,
+    )
+)
+
+# On the host, under Sebulba.
+register(
+    Experiment(
+        name="ppo_cartpole_gymnasium",
+        env="gymnasium:CartPole-v1",
+        agent=PPOConfig(learning_rate=1e-3, num_minibatches=4, network=NetworkConfig(shared=True)),
+        architecture=SebulbaConfig(num_envs=16, rollout_length=64),
+        total_steps=500_000,
+    )
+)
+register(
+    Experiment(
+        name="ppo_half_cheetah",
+        env="envpool:HalfCheetah-v4",
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            num_epochs=10,
+            num_minibatches=16,
+            entropy_coefficient=0.0,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
+        architecture=SebulbaConfig(num_envs=16, rollout_length=128, threads_per_actor_device=1),
+        total_steps=2_000_000,
+        evaluation_episodes=32,
+    )
+)
+# Atari: steps of four frames, so that 3e6 steps are 12 million frames.
+register(
+    Experiment(
+        name="ppo_pong",
+        env="ale:pong",
+        agent=PPOConfig(
+            learning_rate=5e-4,
+            num_epochs=2,
+            num_minibatches=8,
+            reward_clip=1.0,
+            network=NetworkConfig(torso="impala", shared=True),
+        ),
+        architecture=SebulbaConfig(num_envs=32, rollout_length=64),
+        total_steps=3_000_000,
+        evaluation_episodes=10,
+    )
+)
+register(
+    Experiment(
+        name="impala_pong",
+        env="ale:pong",
+        agent=IMPALAConfig(reward_clip=1.0, network=NetworkConfig(torso="impala", shared=True)),
+        architecture=SebulbaConfig(num_envs=64, rollout_length=20),
+        total_steps=3_000_000,
+        evaluation_episodes=10,
     )
 )

@@ -16,9 +16,9 @@ from podracer import parallel
 from podracer.agent import ActorOutput, Metrics
 from podracer.agents.forward import apply_over_time, apply_step, initial_params, initial_state
 from podracer.agents.optimization import descend, flat_optimizer, linear_schedule
-from podracer.agents.rules import FRACTION, NOT_NEGATIVE, POSITIVE, check_fields, instance_of, one_of
+from podracer.agents.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, check_fields, instance_of, one_of
 from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
-from podracer.ops import clip_rewards, distribution_for, vtrace, zero_masked
+from podracer.ops import MinibatchGrid, clip_rewards, distribution_for, vtrace, zero_masked
 from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
 
@@ -40,6 +40,8 @@ class IMPALAConfig:
         lambda_: lambda of the targets and advantages.
         rho_clip: Bounds the importance weights of the targets and of the policy's gradient.
         c_clip: Bounds those by which later errors reach back; at most `rho_clip`.
+        num_epochs: Passes over each trajectory; the targets are computed anew for each gradient step.
+        num_minibatches: Gradient steps per pass, each on as many of the environments.
         reward_clip: Rewards are learnt from within `[-reward_clip, reward_clip]`; None does not clip.
         value_coefficient: Weight of the value loss.
         entropy_coefficient: Weight of the entropy bonus at the first update.
@@ -62,6 +64,8 @@ class IMPALAConfig:
     lambda_: float = 1.0
     rho_clip: float = 1.0
     c_clip: float = 1.0
+    num_epochs: int = 1
+    num_minibatches: int = 1
     reward_clip: float | None = None
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
@@ -84,6 +88,8 @@ class IMPALAConfig:
                 "lambda_": FRACTION,
                 "rho_clip": POSITIVE,
                 "c_clip": POSITIVE,
+                "num_epochs": COUNT,
+                "num_minibatches": COUNT,
                 "reward_clip": POSITIVE.or_none(),
                 "value_coefficient": NOT_NEGATIVE,
                 "entropy_coefficient": NOT_NEGATIVE,
@@ -180,20 +186,44 @@ class IMPALA:
         *,
         axis: str | None = None,
     ) -> tuple[IMPALALearner, tuple[()], Metrics]:
-        """One gradient step on the `[T, B]` rows, whatever parameters acted them."""
+        """`num_epochs * num_minibatches` gradient steps on the `[T, B]` rows, whatever parameters acted them."""
         config = self.config
-        valid = valid_mask(trajectory)
         trajectory = dataclasses.replace(
             trajectory,
             timestep=clip_rewards(trajectory.timestep, config.reward_clip),
-            extras=zero_masked(trajectory.extras, valid),
+            extras=zero_masked(trajectory.extras, valid_mask(trajectory)),
         )
-        learning_rate = linear_schedule(
-            config.learning_rate, config.learning_rate_end, learner.updates, self.num_updates
-        )
-        entropy_coefficient = linear_schedule(
-            config.entropy_coefficient, config.entropy_coefficient_end, learner.updates, self.num_updates
-        )
+        rates = {
+            "learning_rate": (config.learning_rate, config.learning_rate_end),
+            "entropy_coefficient": (config.entropy_coefficient, config.entropy_coefficient_end),
+        }
+        now = {name: linear_schedule(*ends, learner.updates, self.num_updates) for name, ends in rates.items()}
+        length, batch_size = valid_mask(trajectory).shape
+        grid = MinibatchGrid.create(length, batch_size, config.num_minibatches, sequences=True)
+        carry = learner.params, learner.optimizer
+        if config.num_epochs == config.num_minibatches == 1:
+            # Outside of a loop, where convolutions are faster.
+            (params, optimizer), metrics = self._step(carry, trajectory, now, axis)
+        else:
+
+            def step(carry: PyTree, columns: Int[Array, "b"]) -> tuple[PyTree, Metrics]:
+                state = grid.take_columns(trajectory.actor_state, columns)
+                rows = dataclasses.replace(trajectory, actor_state=())
+                part = dataclasses.replace(grid.take(rows, jnp.arange(length), columns), actor_state=state)
+                return self._step(carry, part, now, axis)
+
+            keys = jax.random.split(parallel.shared_key(key, axis), config.num_epochs)
+            columns = jax.vmap(grid.shuffle)(keys)[1]
+            (params, optimizer), metrics = jax.lax.scan(step, carry, columns.reshape(-1, columns.shape[-1]))
+            metrics = jax.tree.map(jnp.mean, metrics)
+        return IMPALALearner(params, optimizer, learner.updates + 1), memory, metrics | now
+
+    def _step(
+        self, carry: tuple[PyTree, PyTree], trajectory: Trajectory, rates: Metrics, axis: str | None
+    ) -> tuple[tuple[PyTree, PyTree], Metrics]:
+        """One gradient step."""
+        config, (params, optimizer) = self.config, carry
+        valid = valid_mask(trajectory)
         replicas = 1 if axis is None else jax.lax.axis_size(axis)
         rows = replicas * parallel.mean_over_replicas(valid.sum().astype(jnp.float32), axis)  # Valid ones, of all.
         # The mean over replicas of sums with these weights is the mean over the valid rows of all of them.
@@ -202,18 +232,13 @@ class IMPALA:
         def loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             terms = {name: (weight * term).sum() for name, term in self._terms(params, trajectory).items()}
             total = terms["policy_loss"] + config.value_coefficient * terms["value_loss"]
-            total = total - entropy_coefficient * terms["entropy"]
+            total = total - rates["entropy_coefficient"] * terms["entropy"]
             return total * rows if config.loss_reduction == "sum" else total, terms
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(learner.params)
+        gradients, metrics = jax.grad(loss, has_aux=True)(params)
         gradients = parallel.mean_over_replicas(gradients, axis)
-        params, optimizer = descend(self._optimizer(), learner.params, learner.optimizer, gradients, learning_rate)
-        metrics |= {
-            "gradient_norm": optax.tree.norm(gradients),
-            "learning_rate": learning_rate,
-            "entropy_coefficient": entropy_coefficient,
-        }
-        return IMPALALearner(params, optimizer, learner.updates + 1), memory, metrics
+        new = descend(self._optimizer(), params, optimizer, gradients, rates["learning_rate"])
+        return new, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     def _terms(self, params: PyTree, trajectory: Trajectory) -> dict[str, Float[Array, "T B"]]:
         """What the loss and the metrics are sums of. On masked rows they are finite and mean nothing."""
