@@ -8,7 +8,7 @@ import pathlib
 from benchmarks import machine, report
 
 # Each is a module with `measure(quick) -> Section`; imported when it runs, as each decides how JAX starts.
-NAMES = ("speed", "overhead", "memory", "shuffle", "convolutions")
+NAMES = ("speed", "overhead", "memory", "shuffle", "convolutions", "sebulba")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -47,7 +47,11 @@ def main():
     model.learn(args.envs * args.length * (args.iterations + 1), callback=clock)
     (began, steps), (ended, all_steps) = clock.marks[1], clock.marks[-1]
     environment.close()
-    print(json.dumps(vars(args) | {"library": "stable-baselines3", "steps_per_second": (all_steps - steps) / (ended - began)}))
+    print(
+        json.dumps(
+            vars(args) | {"library": "stable-baselines3", "steps_per_second": (all_steps - steps) / (ended - began)}
+        )
+    )
 
 
 if __name__ == "__main__":

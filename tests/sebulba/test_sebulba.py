@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import threading
 import time
 
@@ -197,13 +198,22 @@ def test_parts_are_refused_to_an_agent_with_a_memory():
         scripted(batch_splits=2)
 
 
-def test_the_learner_moves_nothing_but_what_it_says():
-    with scripted() as sebulba:
-        state, _ = sebulba.run(sebulba.init(0), 1)
-        with jax.transfer_guard("disallow"):
-            state, window = sebulba.run(state, 4)
-            jax.block_until_ready(state)
-        window.summarize()
+def test_the_running_learner_moves_nothing_and_nothing_is_compiled_again():
+    compiled = []
+    handler = logging.Handler()
+    handler.emit = lambda record: compiled.append(record.getMessage())
+    logger = logging.getLogger("jax")
+    logger.addHandler(handler)
+    try:
+        with scripted() as sebulba:
+            state, _ = sebulba.run(sebulba.init(0), 1)
+            with jax.transfer_guard("disallow"), jax.log_compiles():
+                state, window = sebulba.run(state, 4)
+                jax.block_until_ready(state)
+    finally:
+        logger.removeHandler(handler)
+    assert not [message for message in compiled if message.startswith("Compiling")]
+    window.summarize()
 
 
 def test_device_memory_does_not_grow():

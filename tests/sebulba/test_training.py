@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import jax
@@ -200,6 +201,56 @@ def test_an_environment_that_hangs_ends_the_run_with_exit_code_1(tmp_path):
     wait_for_updates(process, run_dir, 2)
     error = ends_with(process, 1, 10)[-1]
     assert "toys:Scripted 0 to 3: step has not come back" in error
+
+
+@pytest.mark.parametrize("where", ["log", "evaluation"])
+def test_what_fails_beside_learning_ends_the_actors_too(where, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError(f"the {where} broke")
+
+    target = {"log": (training.JsonlLogger, "write"), "evaluation": (training, "evaluate")}[where]
+    monkeypatch.setattr(*target, fail)
+    with pytest.raises(RuntimeError, match=f"the {where} broke"):
+        experiment(devices=1).run(tmp_path / "run", quiet=True)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
+
+
+def children_of(process):
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def in_processes(run_dir):
+    """A run whose environments are in two processes for each of two threads, once it makes progress."""
+    options = ["--env", "gymnasium:CartPole-v1", "--env-parameters", "vectorization", "async", "num_processes", "2"]
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, "--total-steps", "1e6", *options)
+    wait_for_updates(process, run_dir, 3)
+    children = children_of(process)
+    assert len(children) == 4
+    return process, children
+
+
+def are_gone(pids):
+    end = time.monotonic() + 5
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_environment_process_that_dies_ends_the_run_and_leaves_no_other(tmp_path):
+    process, children = in_processes(tmp_path / "run")
+    os.kill(children[1], signal.SIGKILL)
+    error = ends_with(process, 1, 10)[-1]
+    assert "gymnasium:CartPole-v1" in error
+    assert "SIGKILL" in error
+    assert are_gone(children)
+
+
+def test_ctrl_c_leaves_no_environment_process(tmp_path):
+    process, children = in_processes(tmp_path / "run")
+    process.send_signal(signal.SIGINT)
+    assert ends_with(process, 130, 10)[-1] == "podracer: interrupted"
+    assert are_gone(children)
 
 
 def test_an_environment_that_hangs_while_it_is_evaluated_is_named():

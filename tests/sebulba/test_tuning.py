@@ -1,0 +1,53 @@
+"""Trying numbers of threads and environments."""
+
+import pytest
+from sebulba.toy_runs import experiment
+
+from podracer import cli
+from podracer.anakin import AnakinConfig
+from podracer.sebulba import SebulbaConfig
+from podracer.sebulba.tuning import candidates, trials
+
+
+def test_every_way_has_as_many_steps_per_update():
+    ways = candidates(SebulbaConfig(num_envs=8, rollout_length=4))
+    shapes = {(way.num_envs, way.rollout_length) for way in ways}
+    assert shapes == {(8, 4), (16, 2), (4, 8)}
+    assert {way.threads_per_actor_device for way in ways} == {1, 2, 3, 4}
+    assert {(way.num_envs, way.rollout_length) for way in candidates(SebulbaConfig(num_envs=7, rollout_length=3))} == {
+        (7, 3)
+    }
+
+
+def test_what_cannot_run_says_why_and_the_rest_is_timed():
+    run = experiment(architecture=SebulbaConfig(num_envs=4, rollout_length=3), devices=1)
+    found = list(trials(run, 0.1))
+    assert [trial.config.threads_per_actor_device for trial in found] == [1, 2, 3, 4] * 2
+    for trial in found:
+        divides = trial.config.num_envs % trial.config.threads_per_actor_device == 0
+        assert (trial.steps_per_second is not None) == divides
+        assert divides or "cannot be divided among 3 actor threads" in trial.bottleneck or "4 actor" in trial.bottleneck
+
+
+def test_under_anakin_there_is_nothing_to_try():
+    with pytest.raises(ValueError, match="tiny_scripted runs under Anakin"):
+        next(trials(experiment(architecture=AnakinConfig(8, 5)), 1.0))
+
+
+def test_the_command_prints_the_options_of_the_fastest(capsys):
+    options = ["--num-envs", "2", "--rollout-length", "3", "--seconds", "0.1", "--devices", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", "sebulba", "tiny_scripted", *options])
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["threads", "envs", "rollout", "steps/s", "frames/s", "slower"]
+    assert len(lines) == 1 + 8 + 1
+    assert lines[-1].startswith("fastest: --num-envs ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["anakin", "tiny_scripted"], ["sebulba", "tiny_scripted", "--seconds", "0"]])
+def test_what_cannot_be_understood_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", *arguments])
+    assert stopped.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
