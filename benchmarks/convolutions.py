@@ -1,129 +1,176 @@
-"""Convolutions on this JAX: XLA's own and podracer's, in a loop over minibatches and outside it.
+"""Networks of convolutions on this JAX: XLA's own and podracer's, in a loop over minibatches and outside it.
 
-XLA's convolutions on a CPU depend on the version of jaxlib more than on anything else, and on whether they are inside a
-loop. This decides which version the repository pins: run it under each candidate (any JAX from 0.10.1 on).
+XLA's convolutions on a CPU depend on the version of jaxlib more than on anything else, and their gradients on whether
+they are inside a loop. This decides which version the repository pins: run it under each candidate (any JAX from 0.10.1
+on). Every torso is the library's; "XLA" is the same with plain convolutions and plain max-pooling.
 """
 
+import contextlib
 import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from rich.table import Table
 
 from benchmarks.ratios import in_units
 from benchmarks.report import Section, show
-from podracer.networks.torsos import Conv
+from podracer.networks import NetworkConfig, torsos
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-    """A convolutional torso, and how many observations a step of the loop has.
+class Workload:
+    """A torso on uint8 images, and how many observations a call has.
 
     Attributes:
         name: In tables.
+        config: The torso's.
         observation: `(H, W, C)`.
-        layers: `(features, size, stride)` each.
-        batch: Observations per step.
-        steps: Of the loop.
+        acting: Batches of the forward pass.
+        learning: Batches of the forward and backward pass outside of a loop.
+        looping: The same inside of a loop of two steps, which XLA's own does so slowly that there is one only.
     """
 
     name: str
+    config: NetworkConfig
     observation: tuple[int, int, int]
-    layers: tuple[tuple[int, int, int], ...]
-    batch: int
-    steps: int
+    acting: tuple[int, ...]
+    learning: tuple[int, ...]
+    looping: int
 
 
-SHAPES = (
-    Shape("MinAtar 10x10x4, 16@3x3", (10, 10, 4), ((16, 3, 1),), batch=1024, steps=8),
-    Shape("Nature 84x84x4", (84, 84, 4), ((32, 8, 4), (64, 4, 2), (64, 3, 1)), batch=64, steps=4),
+ATARI = {"observation": (84, 84, 4), "acting": (16, 32, 64, 128)}
+WORKLOADS = (
+    Workload("MinAtar, 16@3x3", NetworkConfig("cnn"), (10, 10, 4), acting=(64, 1024), learning=(1024,), looping=1024),
+    Workload("IMPALA, shallow", NetworkConfig("impala"), **ATARI, learning=(256, 640, 2560), looping=256),
+    Workload("Nature", NetworkConfig("nature"), **ATARI, learning=(256, 640, 2560), looping=256),
+    Workload("IMPALA, deep", NetworkConfig("impala_deep"), **ATARI, learning=(256, 640), looping=32),
 )
+STEPS = 2  # Of the loop.
 
 
-class XLAConv(nn.Module):
-    """JAX's convolution, as `flax.linen.Conv` calls it."""
-
-    features: int
-    size: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Conv(self.features, (self.size, self.size), self.stride, padding="VALID")(x)
+def plain_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
+    """As `flax.linen.Conv` calls it."""
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
-class Torso(nn.Module):
-    convolution: Callable[..., nn.Module]
-    layers: tuple[tuple[int, int, int], ...]
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for layer in self.layers:
-            x = nn.relu(self.convolution(*layer)(x))
-        return x.reshape(x.shape[0], -1)
+def plain_max_pool(x: jax.Array) -> jax.Array:
+    """As `flax.linen.max_pool` calls it."""
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
 
-def variants(shape: Shape, convolution: Callable[..., nn.Module]) -> tuple[Any, dict[str, Callable[[Any, Any], Any]]]:
-    """Parameters, and functions of `(params, x [steps, batch, H, W, C])`; "outside" uses only the first step."""
-    torso = Torso(convolution, shape.layers)
-    params = torso.init(jax.random.key(0), jnp.zeros((1, *shape.observation)))
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """What is traced in here has XLA's own convolutions and max-pooling."""
+    with mock.patch.multiple(torsos, convolve=plain_convolution, max_pool=plain_max_pool):
+        yield
 
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.square(torso.apply(params, x)).mean()
 
-    def forward(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        return params, loss(params, x)
+CONTESTANTS: dict[str, Callable[[], Any]] = {"XLA": plain, "podracer": contextlib.nullcontext}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        what: In the table.
+        function: `(params, x)`; compiled by whoever times it.
+        x: uint8 `[N, H, W, C]`, in a loop `[STEPS, N, H, W, C]`.
+    """
+
+    what: str
+    function: Callable[[Any, jax.Array], Any]
+    x: jax.Array
+
+    @property
+    def observations(self) -> int:
+        """Of one call."""
+        return math.prod(self.x.shape[:-3])
+
+
+def initial_params(workload: Workload) -> Any:
+    """Parameters of a torso, the same for every contestant."""
+    torso = workload.config.torso_module("torso")
+    return torso.init(jax.random.key(0), jnp.zeros((1, *workload.observation)))
+
+
+def cases(workload: Workload) -> list[Case]:
+    """What to time of a torso."""
+    torso = workload.config.torso_module("torso")
+
+    def forward(params: Any, x: jax.Array) -> jax.Array:
+        return torso.apply(params, x.astype(jnp.float32) / 255)
 
     def learn(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(params, x)
+        value, gradients = jax.value_and_grad(lambda p: jnp.square(forward(p, x)).mean())(params)
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), value
 
-    functions = {"forward": forward, "forward+backward": learn}
-    outside = {f"{name}, outside": lambda p, x, f=f: f(p, x[0]) for name, f in functions.items()}
-    inside = {f"{name}, in scan": lambda p, x, f=f: jax.lax.scan(f, p, x) for name, f in functions.items()}
-    return params, {name: jax.jit(f) for name, f in (outside | inside).items()}
+    def learn_in_loop(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        return jax.lax.scan(learn, params, x)
+
+    def images(*lead: int) -> jax.Array:
+        return jax.random.randint(jax.random.key(1), (*lead, *workload.observation), 0, 256, jnp.uint8)
+
+    found = [Case(f"forward, {n}", forward, images(n)) for n in workload.acting]
+    found += [Case(f"forward+backward, {n}", learn, images(n)) for n in workload.learning]
+    found.append(
+        Case(f"forward+backward, {workload.looping}, in a loop", learn_in_loop, images(STEPS, workload.looping))
+    )
+    return found
 
 
 def measure(quick: bool) -> Section:
     """Observations per second."""
     rounds = 1 if quick else 5
     table = Table(title=f"Convolutions on jax {jax.__version__}, observations/s", title_justify="left")
-    for name in ("torso", "what", "XLA", "podracer", "times as fast"):
+    for name in ("torso", "what", *CONTESTANTS, "times as fast"):
         table.add_column(name, justify="left" if name in ("torso", "what") else "right")
     results = []
-    for shape in SHAPES[:1] if quick else SHAPES:
-        x = jax.random.uniform(jax.random.key(1), (shape.steps, shape.batch, *shape.observation))
-        contestants = [variants(shape, convolution) for convolution in (XLAConv, Conv)]
-        for what in contestants[0][1]:
-            observations = shape.batch * (shape.steps if "scan" in what else 1)
-            rates = _race([(functions[what], params) for params, functions in contestants], x, observations, rounds)
-            results.append({**dataclasses.asdict(shape), "what": what, "xla": rates[0], "podracer": rates[1]})
-            medians = [statistics.median(rate) for rate in rates]
-            table.add_row(shape.name, what, *map(in_units, medians), f"{medians[1] / medians[0]:.2f}")
+    for workload in WORKLOADS[:1] if quick else WORKLOADS:
+        params = initial_params(workload)
+        # Traced functions are each contestant's own, for JAX remembers the body of a loop by its function.
+        for entries in zip(*(cases(workload) for _ in CONTESTANTS), strict=True):
+            case = entries[0]
+            compiled = {
+                name: compile_in(context, entry, params)
+                for (name, context), entry in zip(CONTESTANTS.items(), entries, strict=True)
+            }
+            rates = _race(compiled, case, params, rounds)
+            results.append({**dataclasses.asdict(workload), "what": case.what, "observations_per_second": rates})
+            medians = [statistics.median(rates[name]) for name in CONTESTANTS]
+            table.add_row(workload.name, case.what, *map(in_units, medians), f"{medians[1] / medians[0]:.2f}")
     show(table)
     return Section("convolutions", {"jax": jax.__version__, "rounds": rounds, "workloads": results}, [table])
 
 
-def _race(functions: list[tuple[Callable, Any]], x: jax.Array, observations: int, rounds: int) -> list[list[float]]:
-    """Observations per second of each function, in alternating rounds of about half a second."""
-    repetitions = []
-    for function, params in functions:
-        jax.block_until_ready(function(params, x))
+def compile_in(context: Callable[[], Any], case: Case, params: Any) -> Callable[[Any, jax.Array], Any]:
+    """A case with one contestant's convolutions."""
+    with context():
+        return jax.jit(case.function).lower(params, case.x).compile()
+
+
+def _race(compiled: dict[str, Callable], case: Case, params: Any, rounds: int) -> dict[str, list[float]]:
+    """Observations per second of each contestant, in alternating rounds of about half a second."""
+    repetitions = {}
+    for name, function in compiled.items():
+        jax.block_until_ready(function(params, case.x))
         start = time.perf_counter()
-        jax.block_until_ready(function(params, x))
-        repetitions.append(max(1, math.ceil(0.5 / (time.perf_counter() - start))))
-    rates: list[list[float]] = [[] for _ in functions]
+        jax.block_until_ready(function(params, case.x))
+        repetitions[name] = max(1, math.ceil(0.5 / (time.perf_counter() - start)))
+    rates: dict[str, list[float]] = {name: [] for name in compiled}
     for _ in range(rounds):
-        for (function, params), repetition, rate in zip(functions, repetitions, rates, strict=True):
+        for name, function in compiled.items():
             start = time.perf_counter()
-            for _ in range(repetition):
-                output = function(params, x)
-            jax.block_until_ready(output)
-            rate.append(repetition * observations / (time.perf_counter() - start))
+            for _ in range(repetitions[name]):
+                # One at a time, as in training: calls that are under way together fight for the same threads.
+                jax.block_until_ready(function(params, case.x))
+            rates[name].append(repetitions[name] * case.observations / (time.perf_counter() - start))
     return rates

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import learning, machine, memory, report, shuffle, speed
+from benchmarks import convolutions, learning, machine, memory, report, shuffle, speed
 from benchmarks.contestants import Entry
 from benchmarks.learning_table import Target, markdown
 from benchmarks.ratios import Ratio, in_units
@@ -37,6 +37,22 @@ def test_shuffles_read_every_sample() -> None:
     with jax.numpy_rank_promotion("allow"):
         for epoch in (shuffle.textbook, shuffle.grid):
             assert float(epoch(batch, jax.random.key(1))) == total, epoch.__name__
+
+
+@pytest.mark.parametrize("workload", convolutions.WORKLOADS, ids=lambda workload: workload.name)
+def test_both_contestants_compute_the_same_by_other_means(workload: convolutions.Workload) -> None:
+    small = dataclasses.replace(workload, acting=(2,), learning=(2,), looping=2)
+    params = jax.eval_shape(lambda: convolutions.initial_params(small))
+    ours, theirs = convolutions.cases(small), convolutions.cases(small)
+    assert [case.observations for case in ours] == [2, 2, 4]
+    for a, b in zip(ours, theirs, strict=True):
+        with convolutions.plain():
+            plain = jax.make_jaxpr(b.function)(params, b.x)
+        found = jax.make_jaxpr(a.function)(params, a.x)
+        assert found.out_avals == plain.out_avals
+        # Not even in a loop is what the other traced used again.
+        assert "platform_index" in str(found)
+        assert "platform_index" not in str(plain)
 
 
 def test_ratio_is_of_medians_with_the_range_of_rounds() -> None:

@@ -113,12 +113,12 @@ BAD_INPUT = {
     "train ppo_cartpole --agent.learning-rate nan": "learning_rate is nan; it must be a finite number, 0 or more",
     "train ppo_cartpole --agent.discount 1.5": "discount is 1.5; it must be within [0, 1]",
     "train ppo_cartpole --agent.network.torso rnn": "invalid choice 'rnn' for argument '--agent.network.torso'. "
-    "Expected one of ('mlp', 'cnn').",
+    "Expected one of ('mlp', 'cnn', 'nature', 'impala', 'impala_deep').",
     "train tiny_catch --checkpoints.keep-last 0": "keep_last is 0 and keep_best 1; at least 1 and 0 are needed",
     "train tiny_catch --env-parameters rows 1": "Catch needs rows >= 2",
     # What is missing or too much.
-    "train": "train begins with the name of an experiment: ppo_acrobot, ",
-    "train --seed 1": "train begins with the name of an experiment: ppo_acrobot, ",
+    "train": "train begins with the name of an experiment: impala_pong, ",
+    "train --seed 1": "train begins with the name of an experiment: impala_pong, ",
     "train tiny_catch --seed": "Missing value for argument '--seed'.",
     "train tiny_catch --seed --quiet": "Missing value for argument '--seed'.",
     "train tiny_catch more": "train tiny_catch takes no argument 'more'",

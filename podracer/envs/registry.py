@@ -41,13 +41,13 @@ class _Suite:
     factory: Factory
     names: Callable[[], tuple[str, ...]]
     package: str
-    is_host: bool
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class _Single:
     factory: Factory
-    is_host: bool
+    is_host: bool = False
 
 
 _environments: dict[str, _Single] = {}

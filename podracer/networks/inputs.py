@@ -35,8 +35,13 @@ def flattener(spec: PyTree) -> Callable[[PyTree], Float[Array, "*B D"]]:
     return lambda observation: jnp.concatenate(jax.tree.leaves(jax.tree.map(leaf, observation, spec)), -1)
 
 
-def image(spec: PyTree, smallest: int) -> Callable[[jax.Array], Float[Array, "*B H W C"]]:
+def image(spec: PyTree, smallest: int, torso: str) -> Callable[[jax.Array], Float[Array, "*B H W C"]]:
     """A function that takes an observation which is one image `[H, W, C]`, at least `smallest` wide and high.
+
+    Args:
+        spec: The observation's.
+        smallest: Width and height that the torso needs.
+        torso: Its name, for errors.
 
     Raises:
         ValueError: The observation is anything else; its leaves are named.
@@ -47,8 +52,8 @@ def image(spec: PyTree, smallest: int) -> Callable[[jax.Array], Float[Array, "*B
         leaves = jax.tree_util.tree_leaves_with_path(spec)
         found = ", ".join(f"{leaf_name(path)} of shape {leaf.shape}" for path, leaf in leaves)
         raise ValueError(
-            f"torso 'cnn' takes one image [H, W, C] of at least {smallest} x {smallest}; the observation is {found}; "
-            "use torso 'mlp'"
+            f"torso {torso!r} takes one image [H, W, C] of at least {smallest} x {smallest}; the observation is "
+            f"{found}; use torso 'mlp'"
         )
     return lambda observation: to_float(observation, spec)
 

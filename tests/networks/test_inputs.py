@@ -69,15 +69,15 @@ def test_uint8_images_are_divided_by_255_and_nothing_else_is(spec, value, expect
     x = jnp.full((2, *spec.shape), value, spec.dtype)
     np.testing.assert_array_equal(flattener(spec)(x), expected)
     if len(spec.shape) == 3:
-        np.testing.assert_array_equal(image(spec, smallest=3)(x), expected)
-        assert image(spec, smallest=3)(x).shape == x.shape
+        np.testing.assert_array_equal(image(spec, 3, "cnn")(x), expected)
+        assert image(spec, 3, "cnn")(x).shape == x.shape
 
 
 def test_an_image_that_was_normalised_is_not_scaled_again():
     # An agent that normalises observations hands on floats around 0, which 255 would make vanish.
     spec = ArraySpec((3, 3, 1), "uint8")
     x = jnp.linspace(-2, 2, 9, dtype=jnp.float32).reshape(1, 3, 3, 1)
-    np.testing.assert_array_equal(image(spec, smallest=3)(x), x)
+    np.testing.assert_array_equal(image(spec, 3, "cnn")(x), x)
     np.testing.assert_array_equal(flattener(spec)(x), x.reshape(1, 9))
 
 
@@ -91,7 +91,7 @@ def test_an_image_that_was_normalised_is_not_scaled_again():
     ],
 )
 def test_a_leaf_that_is_no_number_is_named(spec, named):
-    for prepare in (flattener, lambda spec: image(spec, smallest=3)):
+    for prepare in (flattener, lambda spec: image(spec, 3, "cnn")):
         with pytest.raises(ValueError, match="networks take arrays of real numbers") as error:
             prepare(spec)
         assert f"leaf {named} is" in str(error.value)
@@ -107,8 +107,8 @@ def test_a_leaf_that_is_no_number_is_named(spec, named):
     ],
 )
 def test_what_is_not_one_image_is_refused_with_its_leaves(spec, named):
-    with pytest.raises(ValueError, match="torso 'cnn' takes one image") as error:
-        image(spec, smallest=3)
+    with pytest.raises(ValueError, match="torso 'nature' takes one image") as error:
+        image(spec, 3, "nature")
     assert named in str(error.value)
     assert "torso 'mlp'" in str(error.value)
 
@@ -122,6 +122,19 @@ def test_networks_refuse_at_construction():
     actor_critic(NetworkConfig("cnn", channels=(4, 4)), small)
     with pytest.raises(ValueError, match="at least 7 x 7"):
         actor_critic(NetworkConfig("cnn", channels=(4, 4, 4)), small)
+
+
+@pytest.mark.parametrize(("torso", "smallest"), [("nature", 36), ("impala", 20), ("impala_deep", 1)])
+def test_every_torso_says_what_image_it_needs(torso, smallest):
+    def make(shape):
+        actor_critic(NetworkConfig(torso), EnvironmentSpec(ArraySpec(shape, "uint8"), DiscreteSpec(2)))
+
+    make((smallest, smallest, 1))
+    # The second has its channels first.
+    for shape in [(smallest + 1, smallest - 1, 1), (smallest - 1, 84, 84), (84, 84)]:
+        with pytest.raises(ValueError, match=f"torso '{torso}' .* at least {smallest} x {smallest}") as error:
+            make(shape)
+        assert f"(root) of shape {shape}" in str(error.value)
 
 
 def test_masks_are_no_input(random_params):
