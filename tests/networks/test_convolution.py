@@ -56,6 +56,7 @@ SHAPES = [
     (20, 20, 4, 8, 4, "VALID"),
     (22, 23, 1, 8, 4, "VALID"),
     (22, 21, 2, 8, 4, "SAME"),
+    (5, 6, 20, 3, 1, "SAME"),
 ]
 
 
@@ -71,7 +72,7 @@ def test_values_and_gradients_are_xlas(height, width, channels, size, stride, pa
 @pytest.mark.parametrize(("images", "limit"), [(6, 1), (6, 4), (7, 2), (4, 4), (1, 2)])
 def test_blocks_of_images_do_not_change_the_gradient(monkeypatch, images, limit):
     x, kernel = random(images, 6, 7, 2), random(3, 3, 2, 4, seed=1)
-    bytes_per_image = 8 * 7 * 3 * (2 + 4) * 4  # Padded rows x columns x shifts x channels of both x float32.
+    bytes_per_image = 6 * 7 * 3 * 3 * 2 * 4  # Rows x columns x patches x channels x float32.
     monkeypatch.setattr(convolution, "_BYTES_PER_BLOCK", limit * bytes_per_image)
     blocks = images // max(i for i in range(1, limit + 1) if images % i == 0)
     jaxpr = str(jax.make_jaxpr(lambda: value_and_gradients(convolve, x, kernel, 1, "SAME"))())
