@@ -42,8 +42,9 @@ class Crew:
         first: int,
     ) -> None:
         self.next_update = first
-        self._config, self._factory = config, factory
+        self._config = config
         self._stop = threading.Event()
+        self._collected: list[Rollout] = []
         self._failures: list[BaseException] = []
         self._slots = [(one.device, ParameterSlot[PyTree](config.max_lag, self._stop)) for one in acting]
         self.actors: list[Actor] = []
@@ -81,22 +82,24 @@ class Crew:
     def collect(self, is_wanted: Callable[[], bool]) -> list[Rollout] | None:
         """One rollout of every actor, in the order of the actors; None where it stops being wanted.
 
+        What had come by then is kept, for when it is wanted again.
+
         Raises:
             ActorError: An actor failed.
             TimeoutError: An actor's environments take longer than they may.
         """
-        number, rollouts = self.next_update, []
         if self._config.serial:
-            rollouts = [actor.rollout(number, key) for actor, key in zip(self.actors, self._keys, strict=True)]
+            pairs = zip(self.actors, self._keys, strict=True)
+            self._collected = [actor.rollout(self.next_update, key) for actor, key in pairs]
         else:
             self._start()
-            for channel in self._channels:
+            for channel in self._channels[len(self._collected) :]:
                 while (rollout := channel.get(_LOOK)) is None:
                     self.check()
                     if not is_wanted():
-                        # What has come of this update is lost, and with it the crew's place: a new one must begin.
                         return None
-                rollouts.append(rollout)
+                self._collected.append(rollout)
+        rollouts, self._collected = self._collected, []
         self.next_update += 1
         return rollouts
 

@@ -289,3 +289,24 @@ def test_a_run_that_was_stopped_while_it_waited_goes_on():
         state, window = sebulba.run(state, 10_000, stop=stop)
         state, _ = sebulba.run(state, 2)
         assert int(state.updates) == window.updates + 2
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_what_came_before_it_was_stopped_is_learnt_from_when_it_goes_on(max_lag):
+    """The second thread is in the middle of its rollout when the first one's has been taken."""
+    script, stop = Script(hang_at=3, fail_in=1), threading.Event()
+    with scripted(script, max_lag=max_lag) as sebulba:
+        sebulba.compile()
+        state = sebulba.init(7)
+        threading.Timer(0.5, stop.set).start()
+        state, window = sebulba.run(state, 3, stop=stop)
+        assert window.updates == 0
+        script.released.set()
+        too_late = threading.Event()
+        timer = threading.Timer(30, too_late.set)
+        timer.start()
+        state, window = sebulba.run(state, 3, stop=too_late)
+        timer.cancel()
+        assert window.updates == 3
+    expected, _ = run(scripted(serial=True, max_lag=max_lag), 3)
+    assert bits(dataclasses.replace(state, key=())) == bits(expected)
