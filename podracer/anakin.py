@@ -17,7 +17,8 @@ from podracer.agent import Agent
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.rollout import RolloutState, start_rollout, unroll
-from podracer.streams import Stream, fold_in_each, stream_key
+from podracer.rules import COUNT, check_fields
+from podracer.streams import Stream, fold_in_each, key_of_each, stream_key
 from podracer.types import Trajectory, key_shape
 from podracer.window import Window
 
@@ -41,10 +42,7 @@ class AnakinConfig:
     rollout_length: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "rollout_length"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
+        check_fields(self, {"num_envs": COUNT, "rollout_length": COUNT})
 
 
 @jax.tree_util.register_dataclass
@@ -229,7 +227,7 @@ class Anakin:
         """One key per environment of this replica, by its index among all environments."""
         count = self.config.num_envs // self.mesh.size
         indices = parallel.replica_index(self._axis) * count + jnp.arange(count)
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+        return key_of_each(key, indices)
 
 
 def check_divisible(num_envs: int, num_devices: int) -> None:

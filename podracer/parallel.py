@@ -14,9 +14,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from podracer.types import Trajectory
+
 AXIS = "replica"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(AXIS)
+_COLUMNS = PartitionSpec(None, AXIS)
+# A trajectory whose environments are divided among the replicas.
+BY_ENVIRONMENT: Any = Trajectory(
+    timestep=_COLUMNS,  # type: ignore[arg-type]
+    action=_COLUMNS,
+    extras=_COLUMNS,
+    actor_state=SHARDED,
+)
 
 Tree = TypeVar("Tree")
 

@@ -33,3 +33,8 @@ def stream_key(root: jax.Array, stream: Stream, *counters: int | jax.Array) -> j
 def fold_in_each(keys: jax.Array, data: Int[Array, ""]) -> jax.Array:
     """`fold_in` of one number into each key `[B]`."""
     return jax.vmap(jax.random.fold_in, (0, None))(keys, data)
+
+
+def key_of_each(key: jax.Array, numbers: Int[Array, "B"]) -> jax.Array:
+    """One key for each of several numbers, `[B]`: the `fold_in` of it into the key."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)

@@ -15,7 +15,6 @@ from podracer import parallel
 from podracer.agent import ActorOutput, Metrics
 from podracer.agents.forward import apply_over_time, apply_step, initial_params, initial_state
 from podracer.agents.optimization import descend, flat_optimizer, linear_schedule
-from podracer.agents.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SWITCH, check_fields, instance_of
 from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
 from podracer.ops import (
     MinibatchGrid,
@@ -27,6 +26,7 @@ from podracer.ops import (
     normalize,
     zero_masked,
 )
+from podracer.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SWITCH, check_fields, instance_of
 from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
 

@@ -18,7 +18,7 @@ from podracer.envs.actions import sample_action
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.envs.rendering import render
-from podracer.streams import Stream, fold_in_each, stream_key
+from podracer.streams import Stream, fold_in_each, key_of_each, stream_key
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, key_shape, leaf_name
 from podracer.worker import Worker
 
@@ -232,7 +232,7 @@ def _reset(
 ) -> tuple[PyTree, TimeStep]:
     key = stream_key(jax.random.key(seed), Stream.RESET)
     again = jax.random.fold_in(jax.random.fold_in(key, start), attempt)
-    return stream.reset(_of_each(_choose((start == 0) & (attempt == 0), key, again), indices))
+    return stream.reset(key_of_each(_choose((start == 0) & (attempt == 0), key, again), indices))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -248,11 +248,7 @@ def _step(
 ) -> tuple[PyTree, TimeStep]:
     key = stream_key(jax.random.key(seed), Stream.ENVIRONMENT)
     key = _choose(attempt == 0, key, jax.random.fold_in(key, attempt))
-    return stream.step(state, action, fold_in_each(fold_in_each(_of_each(key, indices), update), t))
-
-
-def _of_each(key: jax.Array, indices: jax.Array) -> jax.Array:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    return stream.step(state, action, fold_in_each(fold_in_each(key_of_each(key, indices), update), t))
 
 
 def _choose(is_first: jax.Array, first: jax.Array, again: jax.Array) -> jax.Array:
@@ -272,16 +268,22 @@ def check_actions(action: PyTree, num_envs: int) -> None:
             raise ValueError(f"the actions have the shape {leaf.shape}; there are {num_envs} environments")
 
 
+def timestep_spec(spec: EnvironmentSpec) -> Any:
+    """The leaves of a timestep, without the batch axis."""
+    scalars: Any = (ArraySpec((), dtype) for dtype in ("int8", "float32", "float32"))
+    step_type, reward, discount = scalars
+    return TimeStep(step_type, reward, discount, spec.observation)
+
+
 def check_timestep(name: str, spec: EnvironmentSpec, num_envs: int, timestep: TimeStep) -> None:
     """Whether a timestep is what the spec says, by leaf name.
 
     Raises:
         ValueError: It is not.
     """
+    expected = timestep_spec(spec)
     if not isinstance(timestep, TimeStep):
         raise ValueError(f"{name} emits a {type(timestep).__name__}; a podracer.types.TimeStep is needed")
-    step_type, reward, discount = (ArraySpec((), dtype) for dtype in ("int8", "float32", "float32"))
-    expected: Any = TimeStep(step_type, reward, discount, spec.observation)  # type: ignore[arg-type]
     found: list[Any] = [jax.tree.structure(tree) for tree in (expected, timestep)]
     if found[0] != found[1]:
         raise ValueError(f"{name} emits {found[1]}, its spec says {found[0]}")

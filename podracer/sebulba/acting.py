@@ -1,6 +1,5 @@
 """What runs on an actor device: acting, and keeping the rows of a trajectory until it is whole."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,8 +9,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree, UInt32
 
 from podracer.agent import Agent
+from podracer.envs.host import timestep_spec
 from podracer.streams import Stream, stream_key
-from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, Trajectory
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, Trajectory, key_shape
 
 
 class Acting:
@@ -55,7 +55,7 @@ class Acting:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
 
         timestep = here(timestep_shape(spec, batch_size))
-        params, key = here(params), here(jax.eval_shape(lambda: jax.random.key(0)))
+        params, key = here(params), here(key_shape())
         counters = here(jax.ShapeDtypeStruct((3,), jnp.uint32))
         state = here(jax.eval_shape(lambda: agent.init_actor(batch_size)))
         output = jax.eval_shape(agent.act, params, timestep, state, key)
@@ -165,37 +165,4 @@ def timestep_shape(spec: EnvironmentSpec, batch_size: int) -> TimeStep:
     def leaf(leaf_spec: ArraySpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch_size, *leaf_spec.shape), np.dtype(leaf_spec.dtype))
 
-    scalar: Any = [leaf(ArraySpec((), dtype)) for dtype in ("int8", "float32", "float32")]
-    step_type, reward, discount = scalar
-    return TimeStep(step_type, reward, discount, jax.tree.map(leaf, spec.observation))
-
-
-@dataclasses.dataclass
-class HostEpisodes:
-    """Returns and lengths of episodes on the host, as `podracer.rollout.EpisodeStatistics` are on the device."""
-
-    running_return: np.ndarray
-    running_length: np.ndarray
-    count: int = 0
-    return_sum: float = 0.0
-    length_sum: int = 0
-
-    @classmethod
-    def zero(cls, batch_size: int) -> "HostEpisodes":
-        """At the start of an episode in each environment."""
-        return cls(np.zeros(batch_size, np.float64), np.zeros(batch_size, np.int64))
-
-    def add(self, timestep: TimeStep) -> None:
-        """After one more timestep `[B]`."""
-        first, last = timestep.step_type == StepType.FIRST, timestep.step_type == StepType.LAST
-        self.running_return = np.where(first, 0, self.running_return + timestep.reward)
-        self.running_length = np.where(first, 0, self.running_length + 1)
-        self.count += int(last.sum())
-        self.return_sum += float(self.running_return[last].sum())
-        self.length_sum += int(self.running_length[last].sum())
-
-    def take_finished(self) -> tuple[int, float, int]:
-        """Number, returns and lengths of those that finished since the last call."""
-        finished = self.count, self.return_sum, self.length_sum
-        self.count, self.return_sum, self.length_sum = 0, 0.0, 0
-        return finished
+    return jax.tree.map(leaf, timestep_spec(spec))

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, check_timestep
-from podracer.sebulba.acting import Acting, HostEpisodes
+from podracer.sebulba.acting import Acting
 from podracer.sebulba.channel import ParameterSlot, Pulse, Stopped
+from podracer.sebulba.episodes import HostEpisodes
 from podracer.types import Trajectory
 
 # What an actor's time goes to. Of the first three, the environments may take as long as they are given, and no longer.

@@ -1,7 +1,20 @@
 """How much runs at once under Sebulba, and where."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
+
+from podracer.rules import COUNT, COUNT_FROM_0, POSITIVE, SWITCH, Rule, check_fields
+
+
+def _are_places(value: Any) -> bool:
+    if not isinstance(value, tuple) or not value or len(set(value)) != len(value):
+        return False
+    return all(COUNT_FROM_0.holds(place) for place in value)
+
+
+_PLACES = Rule("a tuple of different places, counted from 0", _are_places)
+_REFRESH = Rule("rollout or step", lambda value: value in ("rollout", "step"))
+_SECONDS = Rule("a positive number of seconds", POSITIVE.holds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,30 +58,20 @@ class SebulbaConfig:
     serial: bool = False
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            integer = isinstance(value, int) and not isinstance(value, bool)
-            match field.name:
-                case "max_lag" | "max_restarts":
-                    rule, holds = "an integer of at least 0", integer and value >= 0
-                case "actor_devices" | "learner_devices":
-                    rule, holds = "a tuple of different places, counted from 0, or None", _are_places(value)
-                case "refresh":
-                    rule, holds = "rollout or step", value in ("rollout", "step")
-                case "start_timeout" | "step_timeout":
-                    rule = "a positive number of seconds"
-                    holds = (integer or isinstance(value, float)) and 0 < value < float("inf")
-                case "serial":
-                    rule, holds = "True or False", isinstance(value, bool)
-                case _:
-                    rule, holds = "an integer of at least 1", integer and value >= 1
-            if not holds:
-                raise ValueError(f"{field.name} is {value!r}; it must be {rule}")
-
-
-def _are_places(value: object) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, tuple) or not value or len(set(value)) != len(value):
-        return False
-    return all(isinstance(place, int) and not isinstance(place, bool) and place >= 0 for place in value)
+        check_fields(
+            self,
+            {
+                "num_envs": COUNT,
+                "rollout_length": COUNT,
+                "threads_per_actor_device": COUNT,
+                "actor_devices": _PLACES.or_none(),
+                "learner_devices": _PLACES.or_none(),
+                "max_lag": COUNT_FROM_0,
+                "refresh": _REFRESH,
+                "batch_splits": COUNT,
+                "start_timeout": _SECONDS,
+                "step_timeout": _SECONDS,
+                "max_restarts": COUNT_FROM_0,
+                "serial": SWITCH,
+            },
+        )

@@ -10,17 +10,9 @@ from jaxtyping import Array, Int, PyTree
 
 from podracer import parallel
 from podracer.agent import Agent
-from podracer.streams import Stream, stream_key
+from podracer.streams import Stream, key_of_each, stream_key
 from podracer.types import Trajectory, key_shape
 from podracer.window import Window
-
-_BY_ENVIRONMENT = PartitionSpec(None, parallel.AXIS)
-_TRAJECTORY: Any = Trajectory(
-    timestep=_BY_ENVIRONMENT,  # type: ignore[arg-type]
-    action=_BY_ENVIRONMENT,
-    extras=_BY_ENVIRONMENT,
-    actor_state=parallel.SHARDED,
-)
 
 
 @jax.tree_util.register_dataclass
@@ -65,7 +57,7 @@ class Learning:
         self._axis = parallel.axis_name(mesh)
         replicated_parts: Any = dict.fromkeys(("key", "updates", "learner"), parallel.REPLICATED)
         places: Any = SebulbaState(**replicated_parts, memory=parallel.SHARDED)
-        arriving: Any = (_TRAJECTORY,) * num_actors
+        arriving: Any = (parallel.BY_ENVIRONMENT,) * num_actors
         replicated, sharded = parallel.shardings(mesh, (parallel.REPLICATED, parallel.SHARDED))
         state_places, self._arriving = parallel.shardings(mesh, (places, arriving))
 
@@ -81,7 +73,7 @@ class Learning:
                 f"batch_splits is {batch_splits}; this agent has a memory, which needs the same environments in every "
                 "update, so it must be 1"
             )
-        trajectories = parallel.with_shardings((self._over_devices(shard),) * num_actors, self._arriving)
+        trajectories = parallel.with_shardings((self._whole(shard),) * num_actors, self._arriving)
         zero = jax.jit(self._zero, out_shardings=sharded).trace()
         window = parallel.with_shardings(zero.out_info, sharded)
         update = on_replicas(self._replica_update, (places, parallel.SHARDED, arriving), (places, parallel.SHARDED))
@@ -133,19 +125,18 @@ class Learning:
         """What actors receive, replicated: a copy, since the state will be donated."""
         return self._compiled["params"](state.learner)
 
-    def _over_devices(self, shard: Trajectory) -> Trajectory:
+    def _whole(self, shard: Trajectory) -> Trajectory:
         """The shapes of all devices' parts together."""
 
         def leaf(spec: PartitionSpec, x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(_over_devices(x.shape, spec, self.mesh.size), x.dtype)
 
-        is_spec = {"is_leaf": lambda x: isinstance(x, PartitionSpec)}
-        return jax.tree.map(leaf, jax.tree.broadcast(_TRAJECTORY, shard, **is_spec), shard, **is_spec)
+        return jax.tree.map(leaf, jax.tree.broadcast(parallel.BY_ENVIRONMENT, shard), shard)
 
     def _replica_init(self, key: jax.Array) -> SebulbaState:
         learner = self._agent.init(stream_key(key, Stream.INIT))
-        parts = jax.eval_shape(lambda: self._parts((_zeros(self._shard),) * self._num_actors))
-        memory = self._agent.init_memory(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), parts))
+        example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._part_shapes())
+        memory = self._agent.init_memory(example)
         return SebulbaState(key, jnp.int32(0), learner, jax.tree.map(lambda x: x[None], memory))
 
     def _replica_update(
@@ -166,7 +157,7 @@ class Learning:
         if self._splits == 1:
             (learner, memory), more = learn(carry, (jax.tree.map(lambda x: x[0], parts), key))
         else:
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self._splits))
+            keys = key_of_each(key, jnp.arange(self._splits))
             (learner, memory), shares = jax.lax.scan(learn, carry, (parts, keys))
             more = Window.of_parts(shares)
         state = SebulbaState(state.key, updates, learner, jax.tree.map(lambda x: x[None], memory))
@@ -186,22 +177,24 @@ class Learning:
             cut = joined.reshape(*shape[:axis], self._splits, shape[axis] // self._splits, *shape[axis + 1 :])
             return jnp.moveaxis(cut, axis, 0)
 
-        is_spec = {"is_leaf": lambda x: isinstance(x, PartitionSpec)}
-        return jax.tree.map(leaf, jax.tree.broadcast(_TRAJECTORY, trajectories[0], **is_spec), *trajectories, **is_spec)
+        return jax.tree.map(leaf, jax.tree.broadcast(parallel.BY_ENVIRONMENT, trajectories[0]), *trajectories)
+
+    def _part_shapes(self) -> Trajectory:
+        """What one call of the agent's `update` is given on one replica."""
+        shards = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._shard,) * self._num_actors)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), jax.eval_shape(self._parts, shards))
 
     def _zero(self) -> Window:
         """An empty window per replica, `[replicas, ...]`."""
         # Traced for one replica by itself: the axis does not change a shape.
-        parts = jax.eval_shape(lambda: self._parts((_zeros(self._shard),) * self._num_actors))
-        state = jax.eval_shape(lambda: self._replica_init(jax.random.key(0)))
-        trajectory = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
+        state = jax.eval_shape(self._replica_init, key_shape())
 
         def learn(state: SebulbaState, trajectory: Trajectory) -> Window:
             memory = jax.tree.map(lambda x: x[0], state.memory)
             metrics = self._agent.update(state.learner, memory, trajectory, state.key, axis=None)[2]
             return Window.of_update(trajectory, metrics, state.updates)
 
-        window = Window.zero(jax.eval_shape(learn, state, trajectory))
+        window = Window.zero(jax.eval_shape(learn, state, self._part_shapes()))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.mesh.size, *x.shape)), window)
 
     def _copied_params(self, learner: PyTree) -> PyTree:
@@ -213,10 +206,6 @@ def _over_devices(shape: tuple[int, ...], spec: PartitionSpec, count: int) -> tu
     """The shape of an array of which each of so many devices has a part of this shape."""
     axis = spec.index(parallel.AXIS)
     return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
-
-
-def _zeros(shapes: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _only(window: Window) -> Window:

@@ -22,6 +22,7 @@ from podracer.sebulba.crew import Crew
 from podracer.sebulba.devices import DeviceSplit, check_shares
 from podracer.sebulba.learner import Learning, SebulbaState
 from podracer.sebulba.report import LEARNER_ACTIVITIES, SebulbaWindow, Tally, shares
+from podracer.types import key_shape
 
 
 class Sebulba:
@@ -53,7 +54,7 @@ class Sebulba:
         self.split = DeviceSplit.of(config, jax.local_devices() if devices is None else devices)
         check_shares(config, self.split)
         self.mesh = parallel.make_mesh(self.split.learners)
-        params = jax.eval_shape(lambda: agent.actor_params(agent.init(jax.random.key(0))))
+        params = jax.eval_shape(lambda key: agent.actor_params(agent.init(key)), key_shape())
         self._acting = [
             Acting(
                 agent,

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from podracer import parallel
@@ -17,6 +16,7 @@ from podracer.anakin import Anakin, AnakinConfig, AnakinState
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.recording import to_numpy
 from podracer.rollout import start_rollout, unroll
+from podracer.streams import key_of_each
 from podracer.types import ActionSpec, BoundedSpec, DiscreteSpec, EnvironmentSpec, MultiDiscreteSpec, Trajectory
 
 
@@ -114,7 +114,7 @@ class AgentUnderTest:
         learner = self._rollout()[0] if learner is None else learner
         update, memory = self._shared(f"update {devices}", lambda: self._compile_update(devices))
         # The same key for the first replica whatever their number, and another for each of the rest.
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(4), jnp.arange(devices))
+        keys = key_of_each(jax.random.key(4), jnp.arange(devices))
         return jax.device_get(update(learner, memory, trajectory, keys)[0])
 
     def _update(self, devices: int, trajectory: Trajectory, learner: PyTree = None) -> PyTree:
@@ -124,8 +124,6 @@ class AgentUnderTest:
         """`update` on every replica, and their memories before it."""
         agent, mesh = self._agent(), parallel.make_mesh(jax.devices()[:devices])
         axis, count = parallel.axis_name(mesh), self.num_envs // devices
-        batched = PartitionSpec(None, parallel.AXIS)
-        by_environment = Trajectory(batched, batched, batched, parallel.SHARDED)  # type: ignore[arg-type]
 
         def update(learner: PyTree, memory: PyTree, trajectory: Trajectory, keys: jax.Array) -> PyTree:
             traces = self._shared(f"traces {devices}", dict)
@@ -134,7 +132,7 @@ class AgentUnderTest:
             result = agent.update(learner, memory, trajectory, keys[0], axis=axis)
             return jax.tree.map(lambda x: x[None], result)
 
-        in_specs = (parallel.REPLICATED, parallel.SHARDED, by_environment, parallel.SHARDED)
+        in_specs = (parallel.REPLICATED, parallel.SHARDED, parallel.BY_ENVIRONMENT, parallel.SHARDED)
         function = jax.jit(parallel.run_on_replicas(update, mesh, in_specs, parallel.SHARDED))
         trajectory = self._rollout()[1]
         share = jax.tree.map(lambda x: x[:, :count], dataclasses.replace(trajectory, actor_state=()))

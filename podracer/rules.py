@@ -1,4 +1,4 @@
-"""What the fields of an agent's configuration may be, with errors that name the field, its value and the rule."""
+"""What the fields of a configuration may be, with errors that name the field, its value and the rule."""
 
 import dataclasses
 import math
@@ -23,6 +23,7 @@ def _number(value: Any) -> bool:
 
 
 COUNT = Rule("an integer of at least 1", lambda value: type(value) is int and value >= 1)
+COUNT_FROM_0 = Rule("an integer of at least 0", lambda value: type(value) is int and value >= 0)
 FRACTION = Rule("within [0, 1]", lambda value: _number(value) and 0 <= value <= 1)
 POSITIVE = Rule("a positive number", lambda value: _number(value) and value > 0)
 NOT_NEGATIVE = Rule("a finite number, 0 or more", lambda value: _number(value) and value >= 0)
