@@ -45,6 +45,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_experiments))
 
 
+_CARTPOLE_PPO = PPOConfig(learning_rate=1e-3, num_minibatches=4, network=NetworkConfig(shared=True))
 _MINATAR_PPO = PPOConfig(
     learning_rate=2.5e-3,
     num_epochs=4,
@@ -59,7 +60,7 @@ register(
     Experiment(
         name="ppo_cartpole",
         env="gymnax:CartPole-v1",
-        agent=PPOConfig(learning_rate=1e-3, num_minibatches=4, network=NetworkConfig(shared=True)),
+        agent=_CARTPOLE_PPO,
         architecture=AnakinConfig(num_envs=4, rollout_length=128),
         total_steps=500_000,
     )
@@ -146,7 +147,7 @@ register(
     Experiment(
         name="ppo_cartpole_gymnasium",
         env="gymnasium:CartPole-v1",
-        agent=PPOConfig(learning_rate=1e-3, num_minibatches=4, network=NetworkConfig(shared=True)),
+        agent=_CARTPOLE_PPO,
         architecture=SebulbaConfig(num_envs=16, rollout_length=64),
         total_steps=500_000,
     )

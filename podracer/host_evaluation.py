@@ -21,10 +21,13 @@ class GreedyPlayer:
         agent: The agent.
         environments: What makes the environments.
         num_envs: B.
+
+    Attributes:
+        num_envs: As given.
     """
 
     def __init__(self, agent: Agent, environments: HostFactory, num_envs: int) -> None:
-        self._agent, self._environments, self._num_envs = agent, environments, num_envs
+        self._agent, self._environments, self.num_envs = agent, environments, num_envs
         self._act = jax.jit(self._choose)
 
     def play(self, params: PyTree, key: jax.Array) -> Any:
@@ -35,10 +38,10 @@ class GreedyPlayer:
             key: What the environments are seeded with is drawn from it too.
         """
         seed_key, act_key = jax.random.split(key)
-        where = EnvironmentSlice(self._num_envs, seed=int(jax.device_get(jax.random.bits(seed_key))))
+        where = EnvironmentSlice(self.num_envs, seed=int(jax.device_get(jax.random.bits(seed_key))))
         environment = WatchedEnvironment(self._environments, where)
         with contextlib.closing(environment):
-            timestep, state = environment.reset(), self._agent.init_actor(self._num_envs)
+            timestep, state = environment.reset(), self._agent.init_actor(self.num_envs)
             step = 0
             while True:
                 yield environment, timestep
@@ -57,15 +60,14 @@ def play_episodes(
     player: GreedyPlayer, params: PyTree, key: jax.Array, max_steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The first episode of every environment: returns, lengths, and whether it ended, `[B]` each."""
+    done = np.zeros(player.num_envs, bool)
+    returns, lengths = np.zeros(done.shape, np.float64), np.zeros(done.shape, np.int64)
     with contextlib.closing(player.play(params, key)) as steps:
-        for step, (environment, timestep) in enumerate(steps):
-            if step == 0:
-                done = np.zeros(environment.num_envs, bool)
-                returns, lengths = np.zeros(done.shape, np.float64), np.zeros(done.shape, np.int64)
-            else:
-                returns += np.where(done, 0, timestep.reward)
-                lengths += ~done
-                done |= timestep.step_type == StepType.LAST
+        for step, (_, timestep) in enumerate(steps):
+            counts = ~done & (timestep.step_type != StepType.FIRST)
+            returns += np.where(counts, timestep.reward, 0)
+            lengths += counts
+            done |= timestep.step_type == StepType.LAST
             if done.all() or step == max_steps:
                 break
     return returns, lengths, done

@@ -14,4 +14,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 # Not where bad input must reach the code's own messages, nor where tests pass half an agent.
-install_import_hook(["podracer.ops", "podracer.networks.base", "podracer.networks.torsos"], "shape_checks.checked")
+install_import_hook(
+    ["podracer.ops", *(f"podracer.networks.{name}" for name in ("base", "convolution", "pooling", "torsos"))],
+    "shape_checks.checked",
+)

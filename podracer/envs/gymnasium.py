@@ -24,7 +24,7 @@ from podracer.envs.gymnasium_vector import step_as_it_resets
 from podracer.envs.host import EnvironmentSlice, HostEnvironment
 from podracer.envs.names import check_parameters, unknown_name
 from podracer.envs.packages import EnvironmentUnavailableError, import_package, installed_version
-from podracer.envs.rendering import draw_observation
+from podracer.envs.rendering import draw_observation, is_frame
 from podracer.types import EnvironmentSpec, TimeStep
 
 # What Gymnasium registers in this version, so that names can be listed and corrected without importing it.
@@ -210,7 +210,7 @@ class GymnasiumEnvironment:
             first = jax.tree.map(lambda x: x[0], self._timestep.observation)
             return draw_observation(first, self._spec.observation)
         frame = np.asarray(frame)
-        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        if not is_frame(frame):
             raise ValueError(f"{self._name} renders {frame.dtype}{list(frame.shape)}; a picture is uint8 [H, W, 3]")
         return frame
 

@@ -1,6 +1,7 @@
 """A host environment driven by random legal actions, recorded so that the conformance suite can look at it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jaxtyping import Float, PyTree
 
 from podracer.envs.actions import split_components
 from podracer.envs.host import HostEnvironment
+from podracer.envs.recording import flatten
 from podracer.types import BoundedSpec, DiscreteSpec, EnvironmentSpec, StepType, TimeStep, split_mask
 
 Numbers = Float[np.ndarray, "T B K"]
@@ -28,7 +30,7 @@ class HostRecording:
     rows: list[TimeStep]
     actions: list[np.ndarray]
 
-    @property
+    @functools.cached_property
     def timesteps(self) -> TimeStep:
         """`[T + 1, B, ...]`."""
         return jax.tree.map(lambda *leaves: np.stack(leaves), *self.rows)
@@ -40,13 +42,7 @@ class HostRecording:
     def vectors(self, step_type: StepType) -> Float[np.ndarray, "rows N"]:
         """The observations on timesteps of this type, flattened."""
         timesteps = self.timesteps
-        return flatten(timesteps.observation, timesteps.step_type.shape)[timesteps.step_type == step_type]
-
-
-def flatten(observation: PyTree, batch: tuple[int, ...]) -> Float[np.ndarray, "*batch N"]:
-    """All numbers of an observation in one vector, behind the axes `batch` that its leaves share."""
-    leaves = [np.asarray(leaf, np.float64).reshape(*batch, -1) for leaf in jax.tree.leaves(observation)]
-    return np.concatenate([np.zeros((*batch, 0)), *leaves], axis=-1)
+        return flatten((), timesteps.observation, timesteps.step_type.shape)[timesteps.step_type == step_type]
 
 
 def random_numbers(spec: EnvironmentSpec, num_steps: int, batch_size: int, seed: int = 0) -> Numbers:

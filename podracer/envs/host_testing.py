@@ -25,10 +25,11 @@ import pytest
 
 from podracer.envs.child_processes import child_processes
 from podracer.envs.host import EnvironmentSlice, HostEnvironment, check_timestep
-from podracer.envs.host_recording import HostRecording, choose, flatten, random_numbers, record
-from podracer.envs.recording import difference
+from podracer.envs.host_recording import HostRecording, choose, random_numbers, record
+from podracer.envs.recording import difference, flatten
+from podracer.envs.rendering import is_frame
 from podracer.envs.stream_testing import StreamConformance
-from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, leaf_name, split_mask
+from podracer.types import EnvironmentSpec, StepType, TimeStep, leaf_name, split_mask
 
 
 class HostEnvironmentConformance(StreamConformance):
@@ -52,7 +53,6 @@ class HostEnvironmentConformance(StreamConformance):
     batch_size: ClassVar[int] = 4
     deterministic: ClassVar[bool] = False
     deterministic_reset: ClassVar[bool] = False
-    ends_where_it_starts: ClassVar[bool] = False
     discount_zero_within_episodes: ClassVar[bool] = False
     tolerance: ClassVar[float] = 0.0
     patience: ClassVar[float] = 10.0
@@ -86,13 +86,7 @@ class HostEnvironmentConformance(StreamConformance):
             finally:
                 environment.close()
             assert made == asked, f"num_envs is {made}; the slice has {asked}"
-        assert isinstance(specs[0], EnvironmentSpec), f"spec must be an EnvironmentSpec, got {type(specs[0]).__name__}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(specs[0].observation):
-            name = leaf_name(path)
-            assert isinstance(leaf, ArraySpec), f"the observation spec at {name} must be an ArraySpec, got {leaf!r}"
-            np.dtype(leaf.dtype)
-            if leaf.minimum is not None and leaf.maximum is not None:
-                assert leaf.minimum <= leaf.maximum, f"the bounds at {name} are the wrong way round: {leaf}"
+        self._check_leaves(specs[0])
         for spec in specs[1:]:
             assert (spec, hash(spec)) == (specs[0], hash(specs[0])), (
                 "spec must be equal, and hash equally, every time and whatever the slice"
@@ -151,25 +145,17 @@ class HostEnvironmentConformance(StreamConformance):
         later = [(t, b) for t, b in np.argwhere(timesteps.step_type == StepType.FIRST) if t > 0]
         if len(later) < 5:  # By chance a few episodes may repeat the first, of two possible starts.
             pytest.skip(f"{len(later)} episodes began after another; 5 are needed, so raise num_steps")
-        vectors = flatten(timesteps.observation, timesteps.step_type.shape)
+        vectors = flatten((), timesteps.observation, timesteps.step_type.shape)
         assert any((vectors[t, b] != vectors[0, b]).any() for t, b in later), (
             f"all {len(later)} later episodes start as the first one of their environment did: seed on the first reset "
             "only, and let later ones continue the environment's random numbers"
         )
 
     def test_last_shows_the_final_observation(self) -> None:
-        if self.ends_where_it_starts:
-            pytest.skip("ends_where_it_starts = True")
-        firsts, mids, lasts = (self._recorded().vectors(step_type) for step_type in StepType)
-        if not (len(mids) and len(lasts)):
-            pytest.skip("no episode of two steps or more ended")
-        # What is the same after every reset and moves during the episode, a step counter for instance, gives it away.
-        moves = (firsts == firsts[0]).all(0) & (mids != firsts[0]).any(0)
-        if not moves.any():
-            pytest.skip("nothing that is the same at every start moves during an episode")
-        assert (lasts[:, moves] != firsts[0][moves]).any(), (
+        self._check_ends_differ_from_starts(
+            lambda step_type: self._recorded().vectors(step_type),
             "every episode ends with the observation of a reset: LAST must have the true final one, and FIRST the "
-            "reset's (declare ends_where_it_starts = True if that is the task)"
+            "reset's (declare ends_where_it_starts = True if that is the task)",
         )
 
     # Seeds and columns.
@@ -271,8 +257,9 @@ class HostEnvironmentConformance(StreamConformance):
             frame = environment.render()
         finally:
             environment.close()
-        picture = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
-        assert picture, f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
+        assert is_frame(frame), (
+            f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
+        )
 
     # What the tests above share.
 

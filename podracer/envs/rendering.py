@@ -29,6 +29,11 @@ _CHANNELS = np.asarray(
 )
 
 
+def is_frame(frame: Any) -> bool:
+    """Whether something is a picture: uint8 `[H, W, 3]` in NumPy."""
+    return isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
+
+
 def render(environment: Any, state: PyTree, observation: PyTree) -> Frame:
     """One frame of one environment, in NumPy, outside `jit`.
 
@@ -44,7 +49,7 @@ def render(environment: Any, state: PyTree, observation: PyTree) -> Frame:
     if draw is None:
         return draw_observation(observation, environment.spec.observation)
     frame = np.asarray(draw(state))
-    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+    if not is_frame(frame):
         raise ValueError(
             f"{type(environment).__name__}.render must return uint8 of shape [H, W, 3]; "
             f"got {frame.dtype} of shape {frame.shape}"

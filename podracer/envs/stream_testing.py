@@ -1,13 +1,15 @@
 """What every stream of timesteps must satisfy, whatever steps it: the part that both conformance suites share."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import pytest
+from jaxtyping import Float
 
 from podracer.envs.actions import split_components
-from podracer.types import StepType, leaf_name, split_mask
+from podracer.types import ArraySpec, EnvironmentSpec, StepType, leaf_name, split_mask
 
 
 class StreamConformance:
@@ -16,11 +18,13 @@ class StreamConformance:
     Attributes:
         num_steps: Length of the recording. Episodes must end within it, so give `make` a short time limit.
         ends: False for a task that never ends.
+        ends_where_it_starts: Episodes end in a state that may be that of a reset.
         bounds_slack: How far observations may leave the bounds in the spec, for rounding.
     """
 
     num_steps: ClassVar[int] = 200
     ends: ClassVar[bool] = True
+    ends_where_it_starts: ClassVar[bool] = False
     bounds_slack: ClassVar[float] = 1e-5
 
     def _recorded(self) -> Any:
@@ -74,3 +78,29 @@ class StreamConformance:
         first = timesteps.step_type == StepType.FIRST
         assert (timesteps.reward[first] == 0).all(), f"rewards on FIRST must be 0; got {timesteps.reward[first]}"
         assert (timesteps.discount[first] == 1).all(), f"discounts on FIRST must be 1; got {timesteps.discount[first]}"
+
+    @staticmethod
+    def _check_leaves(spec: Any) -> None:
+        """Whether a spec is one, with bounds the right way round."""
+        assert isinstance(spec, EnvironmentSpec), f"spec must be an EnvironmentSpec, got {type(spec).__name__}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(spec.observation):
+            where = leaf_name(path)
+            assert isinstance(leaf, ArraySpec), f"the observation spec at {where} must be an ArraySpec, got {leaf!r}"
+            np.dtype(leaf.dtype)
+            if leaf.minimum is not None and leaf.maximum is not None:
+                assert leaf.minimum <= leaf.maximum, f"the bounds at {where} are the wrong way round: {leaf}"
+
+    def _check_ends_differ_from_starts(
+        self, vectors: Callable[[StepType], Float[np.ndarray, "rows N"]], message: str
+    ) -> None:
+        """Whether what is emitted on LAST is not what a reset gives, out of the rows of each type as numbers."""
+        if self.ends_where_it_starts:
+            pytest.skip("ends_where_it_starts = True")
+        firsts, mids, lasts = map(vectors, StepType)
+        if not (len(mids) and len(lasts)):
+            pytest.skip("no episode of two steps or more ended")
+        # What is the same after every reset and moves during the episode, a step counter for instance, gives it away.
+        moves = (firsts == firsts[0]).all(0) & (mids != firsts[0]).any(0)
+        if not moves.any():
+            pytest.skip("nothing that is the same at every start moves during an episode")
+        assert (lasts[:, moves] != firsts[0][moves]).any(), message

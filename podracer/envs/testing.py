@@ -24,8 +24,9 @@ from podracer.envs.actions import sample_action, sample_legal_action
 from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment, Step
 from podracer.envs.recording import Recording, difference, flatten, record
+from podracer.envs.rendering import is_frame
 from podracer.envs.stream_testing import StreamConformance
-from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, key_shape, leaf_name
+from podracer.types import StepType, TimeStep, key_shape, leaf_name
 
 
 class EnvironmentConformance(StreamConformance):
@@ -45,7 +46,6 @@ class EnvironmentConformance(StreamConformance):
     batch_size: ClassVar[int] = 4
     deterministic: ClassVar[bool] = False
     deterministic_reset: ClassVar[bool] = False
-    ends_where_it_starts: ClassVar[bool] = False
     tolerance: ClassVar[float] = 1e-4
 
     def make(self) -> Environment:
@@ -60,13 +60,7 @@ class EnvironmentConformance(StreamConformance):
 
     def test_spec_is_valid_and_hashable(self) -> None:
         spec, again = self.make().spec, self.make().spec
-        assert isinstance(spec, EnvironmentSpec), f"spec must be an EnvironmentSpec, got {type(spec).__name__}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(spec.observation):
-            where = leaf_name(path)
-            assert isinstance(leaf, ArraySpec), f"the observation spec at {where} must be an ArraySpec, got {leaf!r}"
-            np.dtype(leaf.dtype)
-            if leaf.minimum is not None and leaf.maximum is not None:
-                assert leaf.minimum <= leaf.maximum, f"the bounds at {where} are the wrong way round: {leaf}"
+        self._check_leaves(spec)
         assert (spec, hash(spec)) == (again, hash(again)), "spec must be equal, and hash equally, every time"
 
     def test_emitted_shapes_and_dtypes_are_those_of_the_spec(self) -> None:
@@ -132,19 +126,10 @@ class EnvironmentConformance(StreamConformance):
         )
 
     def test_the_environment_does_not_reset_itself(self) -> None:
-        if self.ends_where_it_starts:
-            pytest.skip("ends_where_it_starts = True")
-        recording = self._recorded()
-        firsts, mids, lasts = (recording.vectors(recording.rows(step_type)) for step_type in StepType)
-        if not (len(mids) and len(lasts)):
-            pytest.skip("no episode of two steps or more ended")
-        # What is the same after every reset and moves during the episode, a step counter for instance, gives it away.
-        moves = (firsts == firsts[0]).all(0) & (mids != firsts[0]).any(0)
-        if not moves.any():
-            pytest.skip("nothing that is the same at every start moves during an episode")
-        assert (lasts[:, moves] != firsts[0][moves]).any(), (
+        self._check_ends_differ_from_starts(
+            lambda step_type: self._recorded().vectors(self._recorded().rows(step_type)),
             "every episode ends in the state of a reset: step must return the true final state and observation, and "
-            "leave resetting to podracer.envs.Autoreset (declare ends_where_it_starts = True if that is the task)"
+            "leave resetting to podracer.envs.Autoreset (declare ends_where_it_starts = True if that is the task)",
         )
 
     def test_last_rows_are_those_of_the_raw_step(self) -> None:
@@ -272,8 +257,9 @@ class EnvironmentConformance(StreamConformance):
         if render is None:
             pytest.skip("the environment has no render")
         frame = render(self._alone()[0](jax.random.key(0))[0])
-        picture = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
-        assert picture, f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
+        assert is_frame(frame), (
+            f"render must return uint8 [H, W, 3]; got {getattr(frame, 'dtype', '')}{list(np.shape(frame))}"
+        )
 
     def _alone(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`reset` and `step` of the environment, made again and compiled without a batch."""
