@@ -5,35 +5,42 @@ have them in another order, which XLA mends outside of loops, and in a loop over
 a CPU gradients are written out here, and all other platforms convolve and differentiate as XLA does.
 
 Three steps: a stride becomes channels, so that only the stride 1 is left; the gradient of the input is a convolution
-forward again; the gradient of the kernel is a product of matrices, over blocks of images that stay in the cache.
+forward again; the gradient of the kernel is a product of matrices. What would be larger than all else in a network is
+made for one block of images after the other, which stays in the cache: those matrices, and bytes as numbers.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped, UInt8
 
 Padding = Literal["VALID", "SAME"]
-Form = Callable[[jax.Array, jax.Array], jax.Array]
+Images = Float[Array, "N H W C"] | UInt8[Array, "N H W C"]
+Gradients = tuple[jax.Array | None, jax.Array]
+ShapeDtype = jax.Array | jax.ShapeDtypeStruct
 
 # Of the matrices that one block of images becomes, about: as much as stays in the cache. 1 to 4 MiB measured alike.
 _BYTES_PER_BLOCK = 2**21
-# Below, patches are the smaller matrix; from there on, shifts.
-_FEW_CHANNELS = 16
+
+
+def intensities(pixels: UInt8[Array, "*B"]) -> Float[Array, "*B"]:
+    """From 0 to 1 instead of 255."""
+    return pixels.astype(jnp.float32) / 255
 
 
 def convolve(
-    x: Float[Array, "N H W C"], kernel: Float[Array, "K K C F"], stride: int = 1, padding: Padding = "VALID"
+    x: Images, kernel: Float[Array, "K K C F"], stride: int = 1, padding: Padding = "VALID"
 ) -> Float[Array, "N rows columns F"]:
     """A 2-D convolution, channels last, whose values and gradients are those of XLA's to rounding.
 
-    It has no forward-mode derivatives; reverse-mode ones of any order are there. Strides cost least where they divide
-    the kernel's size: other kernels are filled up with zeros.
+    Of bytes it takes the `intensities`, and keeps the bytes for the backward pass. It has no forward-mode derivatives;
+    reverse-mode ones of any order are there. Strides cost least where they divide the kernel's size: other kernels are
+    filled up with zeros.
     """
-
     return _convolve(stride, padding, x, kernel)
 
 
@@ -41,7 +48,8 @@ def convolve(
 # operations in the program, for XLA to remove.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _convolve(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.platform_dependent(x, kernel, **_forms(stride, padding))
+    on_cpu, elsewhere = (functools.partial(form, stride, padding) for form in (_on_cpu, _elsewhere))
+    return jax.lax.platform_dependent(x, kernel, cpu=on_cpu, default=elsewhere)
 
 
 def _convolve_forward(
@@ -50,32 +58,64 @@ def _convolve_forward(
     return _convolve(stride, padding, x, kernel), (x, kernel)
 
 
-def _convolve_backward(
-    stride: int, padding: Padding, saved: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    def backward(form: Form, x: jax.Array, kernel: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(form, x, kernel)[1](grad)
-
-    forms = {name: functools.partial(backward, form) for name, form in _forms(stride, padding).items()}
-    return jax.lax.platform_dependent(*saved, grad, **forms)
+def _convolve_backward(stride: int, padding: Padding, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> Gradients:
+    on_cpu, elsewhere = (functools.partial(form, stride, padding) for form in (_gradients_on_cpu, _gradients_elsewhere))
+    return jax.lax.platform_dependent(*saved, grad, cpu=on_cpu, default=elsewhere)
 
 
 _convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
-def _forms(stride: int, padding: Padding) -> dict[str, Form]:
-    """The convolution as every platform is given it."""
+def _elsewhere(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _xla(_numbers(x), kernel, padding, stride)
 
-    def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        size = kernel.shape[0]
-        if padding == "SAME" and stride == 1 and size % 2:
-            return _stride_1(size // 2, x, kernel)
-        return _stride_1(0, *_stride_to_channels(x, kernel, stride, padding))
 
-    def elsewhere(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return _xla(x, kernel, padding, stride)
+def _gradients_elsewhere(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array, grad: jax.Array) -> Gradients:
+    of_x, of_kernel = jax.vjp(lambda x, kernel: _xla(x, kernel, padding, stride), _numbers(x), kernel)[1](grad)
+    return None if _is_bytes(x) else of_x, of_kernel
 
-    return {"cpu": on_cpu, "default": elsewhere}
+
+def _on_cpu(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    layout = _Layout.of(x, kernel, stride, padding)
+
+    def block(x: jax.Array) -> jax.Array:
+        return _xla(layout.images(_numbers(x)), layout.kernel(kernel), layout.pads)
+
+    if not _is_bytes(x):
+        return block(x)
+    outputs = jax.eval_shape(block, x)
+    # The blocks of the backward pass, or XLA would lay out the images once for each.
+    _, bytes_per_image = _product(jax.eval_shape(layout.kernel, kernel), outputs)
+    y = _map_blocks(block, x, bytes_per_image)
+    return y.reshape(outputs.shape)
+
+
+def _gradients_on_cpu(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array, grad: jax.Array) -> Gradients:
+    layout = _Layout.of(x, kernel, stride, padding)
+    arranged, kernel_back = jax.vjp(layout.kernel, kernel)
+    product, bytes_per_image = _product(arranged, grad)
+    size = arranged.shape[0]
+
+    def block(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, grad = part
+        return product(jnp.pad(layout.images(_numbers(x)), [(0, 0), *layout.pads, (0, 0)]), grad, size)
+
+    (of_kernel,) = kernel_back(_map_blocks(block, (x, grad), bytes_per_image).sum(0))
+    if _is_bytes(x):
+        return None, of_kernel
+    # A pixel is in as many outputs as the kernel has places, at each with the kernel's opposite place.
+    turned = arranged[::-1, ::-1].swapaxes(2, 3)
+    pads = [(size - 1 - before, size - 1 - after) for before, after in layout.pads]
+    (of_x,) = jax.vjp(layout.images, x)[1](_xla(grad, turned, pads))
+    return of_x, of_kernel
+
+
+def _is_bytes(x: Images) -> bool:
+    return x.dtype == jnp.uint8
+
+
+def _numbers(x: Images) -> Float[Array, "N H W C"]:
+    return intensities(x) if _is_bytes(x) else x
 
 
 def _xla(x: jax.Array, kernel: jax.Array, padding: str | list[tuple[int, int]], stride: int = 1) -> jax.Array:
@@ -85,70 +125,84 @@ def _xla(x: jax.Array, kernel: jax.Array, padding: str | list[tuple[int, int]], 
     )
 
 
-def _stride_to_channels(
-    x: Float[Array, "N H W C"], kernel: Float[Array, "K K C F"], stride: int, padding: Padding
-) -> tuple[Float[Array, "N h w D"], Float[Array, "M M D F"]]:
-    """The same convolution with stride 1 and without padding: squares of `stride` pixels become channels.
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The same convolution with stride 1: squares of `stride` pixels become channels.
 
     8x8/4 on 84x84x4 is 2x2/1 on 21x21x64.
+
+    Attributes:
+        stride: Of the convolution that it replaces.
+        size: K, of that one's kernel.
+        amounts: Pixels to add on each side of the images, or with a negative number to cut off.
+        pads: Of the convolution with stride 1.
     """
-    images, channels, features = x.shape[0], x.shape[3], kernel.shape[3]
-    size = kernel.shape[0]
-    blocks = -(-size // stride)
-    pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
-    # Exactly what the outputs read, so `after` may cut something off.
-    squares, amounts = [], []
-    for length, (before, after) in zip(x.shape[1:3], pads, strict=True):
-        outputs = (length + before + after - size) // stride + 1
-        squares.append(outputs + blocks - 1)
-        amounts.append((before, squares[-1] * stride - length - before, 0))
-    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *amounts, (0, 0, 0)])
-    x = x.reshape(images, squares[0], stride, squares[1], stride, channels).transpose(0, 1, 3, 2, 4, 5)
-    filled = blocks * stride - size
-    kernel = jnp.pad(kernel, ((0, filled), (0, filled), (0, 0), (0, 0)))
-    kernel = kernel.reshape(blocks, stride, blocks, stride, channels, features).transpose(0, 2, 1, 3, 4, 5)
-    depth = stride**2 * channels
-    return x.reshape(images, *squares, depth), kernel.reshape(blocks, blocks, depth, features)
+
+    stride: int
+    size: int
+    amounts: list[tuple[int, int]]
+    pads: list[tuple[int, int]]
+
+    @staticmethod
+    def of(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> "_Layout":
+        """For images and a kernel of these shapes."""
+        size = kernel.shape[0]
+        pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
+        if stride == 1:
+            return _Layout(1, size, [(0, 0), (0, 0)], pads)
+        amounts = []
+        for length, (before, after) in zip(x.shape[1:3], pads, strict=True):
+            outputs = (length + before + after - size) // stride + 1
+            # Exactly what the outputs read.
+            squares = outputs + -(-size // stride) - 1
+            amounts.append((before, squares * stride - length - before))
+        return _Layout(stride, size, amounts, [(0, 0), (0, 0)])
+
+    def images(self, x: Float[Array, "N H W C"]) -> Float[Array, "N h w D"]:
+        """As they are convolved."""
+        if self.stride == 1:
+            return x
+        x = jax.lax.pad(
+            x, jnp.zeros((), x.dtype), [(before, after, 0) for before, after in [(0, 0), *self.amounts, (0, 0)]]
+        )
+        images, height, width, channels = x.shape
+        x = x.reshape(images, height // self.stride, self.stride, width // self.stride, self.stride, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5)
+        return x.reshape(*x.shape[:3], -1)
+
+    def kernel(self, kernel: Float[Array, "K K C F"]) -> Float[Array, "M M D F"]:
+        """As it is applied to them."""
+        if self.stride == 1:
+            return kernel
+        squares = -(-self.size // self.stride)
+        filled = squares * self.stride - self.size
+        kernel = jnp.pad(kernel, ((0, filled), (0, filled), (0, 0), (0, 0)))
+        kernel = kernel.reshape(squares, self.stride, squares, self.stride, *kernel.shape[2:])
+        kernel = kernel.transpose(0, 2, 1, 3, 4, 5)
+        return kernel.reshape(squares, squares, -1, kernel.shape[-1])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _stride_1(pad: int, x: Float[Array, "N H W C"], kernel: Float[Array, "K K C F"]) -> Float[Array, "N h w F"]:
-    """With stride 1, and `pad` zeros on every side."""
-    return _xla(x, kernel, [(pad, pad)] * 2)
+def _map_blocks(function: Callable[[Any], jax.Array], images: Any, bytes_per_image: int) -> Shaped[Array, "blocks ..."]:
+    """A function of each block of images, whose matrices take so many bytes per image."""
+    number = jax.tree.leaves(images)[0].shape[0]
+    length = _largest_divisor(number, _BYTES_PER_BLOCK // bytes_per_image)
+    if length == number:
+        return function(images)[None]
+    return jax.lax.map(function, jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), images))
 
 
-def _stride_1_forward(pad: int, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _stride_1(pad, x, kernel), (x, kernel)
-
-
-def _stride_1_backward(pad: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = saved
-    # A pixel is in as many outputs as the kernel has places, at each with the kernel's opposite place.
-    turned = kernel[::-1, ::-1].swapaxes(2, 3)
-    return _stride_1(kernel.shape[0] - 1 - pad, grad, turned), _kernel_gradient(pad, x, grad, kernel.shape[0])
-
-
-_stride_1.defvjp(_stride_1_forward, _stride_1_backward)
-
-
-def _kernel_gradient(
-    pad: int, x: Float[Array, "N H W C"], grad: Float[Array, "N h w F"], size: int
-) -> Float[Array, "K K C F"]:
-    """`kernel[i, j]` is the sum of `x[n, a + i, b + j]^T grad[n, a, b]` over images and places."""
-    images, channels = x.shape[0], x.shape[3]
-    product = _product_of_patches if channels < _FEW_CHANNELS else _product_of_shifts
-
-    def block(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x, grad = part
-        return product(jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), grad, size)
-
-    copied = size**2 * channels if channels < _FEW_CHANNELS else size * (channels + grad.shape[3])
-    bytes_per_image = x.dtype.itemsize * grad.shape[1] * grad.shape[2] * copied
-    length = _largest_divisor(images, _BYTES_PER_BLOCK // bytes_per_image)
-    if length == images:
-        return block((x, grad))
-    parts = jax.tree.map(lambda y: y.reshape(-1, length, *y.shape[1:]), (x, grad))
-    return jax.lax.map(block, parts).sum(0)
+# The gradient of a kernel with stride 1. `kernel[i, j]` is the sum of `x[n, a + i, b + j]^T grad[n, a, b]` over images
+# and places: products of matrices, between images or gradients or both that are copied for every `i` and `j`.
+def _product(kernel: ShapeDtype, grad: ShapeDtype) -> tuple[Callable[..., jax.Array], int]:
+    """The product that copies least, and the bytes of its matrices for each image."""
+    size, _, channels, features = kernel.shape
+    numbers = {
+        _product_of_patches: size**2 * channels + features,
+        _product_of_shifts: size * (channels + features),
+        _product_of_gradients: channels + size**2 * features,
+    }
+    product = min(numbers, key=lambda name: numbers[name])
+    return product, numbers[product] * grad.shape[1] * grad.shape[2] * grad.dtype.itemsize
 
 
 def _product_of_patches(
@@ -170,6 +224,21 @@ def _product_of_shifts(x: Float[Array, "N H W C"], grad: Float[Array, "N h w F"]
     shifted_grad = jnp.concatenate([jnp.pad(grad, ((0, 0), (i, below - i), (0, 0), (0, 0))) for i in range(size)], -1)
     product = shifted_grad.reshape(-1, size * features).T @ shifted_x.reshape(-1, size * channels)
     return product.reshape(size, features, size, channels).transpose(0, 2, 3, 1)
+
+
+def _product_of_gradients(
+    x: Float[Array, "N H W C"], grad: Float[Array, "N h w F"], size: int
+) -> Float[Array, "K K C F"]:
+    """Every pixel beside the gradients of all that read it: `size ** 2` copies of `grad`."""
+    _, rows, columns, features = grad.shape
+    _, height, width, channels = x.shape
+    shifts = [
+        jnp.pad(grad, ((0, 0), (i, height - rows - i), (j, width - columns - j), (0, 0)))
+        for i in range(size)
+        for j in range(size)
+    ]
+    product = x.reshape(-1, channels).T @ jnp.concatenate(shifts, -1).reshape(-1, size**2 * features)
+    return product.reshape(channels, size, size, features).transpose(1, 2, 0, 3)
 
 
 def _largest_divisor(number: int, limit: int) -> int:

@@ -6,18 +6,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, UInt8
 
+from podracer.networks.convolution import intensities
 from podracer.types import ArraySpec, leaf_name
 
 
 def to_float(x: jax.Array, spec: ArraySpec) -> Float[Array, "*B"]:
-    """As float32. Images, which are uint8 with two axes or more, are divided by 255, here and nowhere else.
+    """As float32. Images, which are uint8 with two axes or more, are as their intensities, from 0 to 1.
 
     The dtype that arrives decides, and not the spec's: an image that the agent has normalised is float32 by now.
     """
     is_image = x.dtype == jnp.uint8 and len(spec.shape) > 1
-    return x.astype(jnp.float32) / 255 if is_image else x.astype(jnp.float32)
+    return intensities(x) if is_image else x.astype(jnp.float32)
 
 
 def flattener(spec: PyTree) -> Callable[[PyTree], Float[Array, "*B D"]]:
@@ -35,8 +36,12 @@ def flattener(spec: PyTree) -> Callable[[PyTree], Float[Array, "*B D"]]:
     return lambda observation: jnp.concatenate(jax.tree.leaves(jax.tree.map(leaf, observation, spec)), -1)
 
 
-def image(spec: PyTree, smallest: int, torso: str) -> Callable[[jax.Array], Float[Array, "*B H W C"]]:
+def image(
+    spec: PyTree, smallest: int, torso: str
+) -> Callable[[jax.Array], Float[Array, "*B H W C"] | UInt8[Array, "*B H W C"]]:
     """A function that takes an observation which is one image `[H, W, C]`, at least `smallest` wide and high.
+
+    Bytes stay bytes, for `convolve` takes them as their intensities where that costs least.
 
     Args:
         spec: The observation's.
@@ -55,7 +60,7 @@ def image(spec: PyTree, smallest: int, torso: str) -> Callable[[jax.Array], Floa
             f"torso {torso!r} takes one image [H, W, C] of at least {smallest} x {smallest}; the observation is "
             f"{found}; use torso 'mlp'"
         )
-    return lambda observation: to_float(observation, spec)
+    return lambda observation: observation if observation.dtype == jnp.uint8 else to_float(observation, spec)
 
 
 def _check_numbers(spec: PyTree) -> None:

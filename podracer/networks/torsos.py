@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from podracer.networks.convolution import Padding, convolve
 from podracer.networks.pooling import max_pool
 
+Images = Float[Array, "*B H W C"] | UInt8[Array, "*B H W C"]  # Bytes are learnt from as their intensities.
 Activation = Callable[[jax.Array], jax.Array]
 ACTIVATIONS: dict[str, Activation] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu}
 
@@ -43,7 +44,7 @@ class Conv(nn.Module):
     scale: float = math.sqrt(2)
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*B H W C"]) -> Float[Array, "*B h w F"]:
+    def __call__(self, x: Images) -> Float[Array, "*B h w F"]:
         lead, channels = x.shape[:-3], x.shape[-1]
         shape = (self.size, self.size, channels, self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
@@ -69,7 +70,7 @@ class CNN(nn.Module):
     kernels: Sequence[tuple[int, int]] = ()
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*B H W C"]) -> Float[Array, "*B D"]:
+    def __call__(self, x: Images) -> Float[Array, "*B D"]:
         kernels = self.kernels or [(3, 1)] * len(self.channels)
         for features, (size, stride) in zip(self.channels, kernels, strict=True):
             x = self.activation(Conv(features, size, stride)(x))
@@ -109,7 +110,7 @@ class ResidualCNN(nn.Module):
     activation: Activation
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*B H W C"]) -> Float[Array, "*B D"]:
+    def __call__(self, x: Images) -> Float[Array, "*B D"]:
         lead = x.shape[:-3]
         x = x.reshape(-1, *x.shape[-3:])
         for features in self.channels:

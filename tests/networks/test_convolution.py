@@ -1,5 +1,6 @@
 """The convolution made for CPUs is a convolution, and XLA gets only what it does fast there."""
 
+import math
 import re
 
 import jax
@@ -67,6 +68,35 @@ def test_values_and_gradients_are_xlas(height, width, channels, size, stride, pa
         lambda x, kernel: [value_and_gradients(f, x, kernel, stride, padding) for f in (convolve, plain)]
     )(x, kernel)
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(8, 4, "VALID"), (3, 1, "SAME"), (3, 2, "SAME")])
+@pytest.mark.parametrize("bytes_per_block", [1, 2**14, 2**21])  # One image, some, and all.
+def test_of_bytes_the_intensities_are_convolved(monkeypatch, size, stride, padding, bytes_per_block):
+    monkeypatch.setattr(convolution, "_BYTES_PER_BLOCK", bytes_per_block)
+    pixels = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, 20, 17, 3)), jnp.uint8)
+    kernel = random(size, size, 3, 5, seed=1)
+
+    def value_and_gradient(function):
+        def loss(kernel):
+            y = function(kernel)
+            return (jnp.arange(y.size, dtype=jnp.float32).reshape(y.shape) / y.size * jnp.square(y)).sum(), y
+
+        (_, y), gradient = jax.value_and_grad(loss, has_aux=True)(kernel)
+        return y, gradient
+
+    fractions = jnp.asarray(np.asarray(pixels, np.float64) / 255, jnp.float32)
+    found = jax.jit(lambda: value_and_gradient(lambda kernel: convolve(pixels, kernel, stride, padding)))()
+    expected = jax.jit(lambda: value_and_gradient(lambda kernel: plain(fractions, kernel, stride, padding)))()
+    assert_same(found, expected)
+
+
+def test_no_batch_of_bytes_becomes_floats_at_once():
+    pixels, kernel = jnp.zeros((64, 84, 84, 4), jnp.uint8), random(8, 8, 4, 16)
+    gradient = jax.jit(jax.grad(lambda kernel: jnp.square(convolve(pixels, kernel, 4)).sum()))
+    floats = re.findall(r"f32\[([\d,]+)\]", gradient.lower(kernel).compile().as_text())
+    largest = max(math.prod(map(int, shape.split(","))) for shape in floats)
+    assert 64 * 20 * 20 * 16 <= largest < pixels.size / 2
 
 
 @pytest.mark.parametrize(("images", "limit"), [(6, 1), (6, 4), (7, 2), (4, 4), (1, 2)])
