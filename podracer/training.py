@@ -259,13 +259,14 @@ class _Run:
             evaluation = evaluate(self.architecture.agent, environment, params, key, experiment.evaluation_episodes)
         if evaluation.unfinished:
             self._warn(f"{evaluation.unfinished} evaluation episodes did not end and are left out")
+        rate = counters.env_steps / max(counters.training_seconds, 1e-9)
         summary = {
             "experiment": experiment.name,
             "seed": experiment.seed,
             "env_steps": counters.env_steps,
             "updates": counters.updates,
-            "steps_per_second": counters.env_steps / max(counters.training_seconds, 1e-9),
-            **self._frames(counters.env_steps, counters.training_seconds),
+            "steps_per_second": rate,
+            **self._frames(counters.env_steps, rate),
             "compile_seconds": counters.compile_seconds,
             "wall_seconds": self._wall_seconds(),
             "evaluation": evaluation.summary(),
@@ -285,9 +286,7 @@ class _Run:
             with self.progress.phase("recording an episode", "recorded"):
                 frames, _ = record(self.architecture.agent, environment, params, key)
                 save_gif(frames, directory.episode)
-        self.progress.message(
-            f"{evaluation}, {summary['steps_per_second']:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all"
-        )
+        self.progress.message(f"{evaluation}, {rate:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all")
         for path in (directory.curve, directory.episode, directory.summary):
             if path.exists():
                 self.progress.message(f"  {path}")
@@ -305,10 +304,10 @@ class _Run:
             quiet=self.quiet,
         )
 
-    def _frames(self, env_steps: int, seconds: float) -> dict[str, float]:
+    def _frames(self, env_steps: int, steps_per_second: float) -> dict[str, float]:
         """Frames and their rate, where a step is several of an emulator's frames."""
-        frames = env_steps * self.frames_per_step
-        return {"frames": frames, "frames_per_second": frames / max(seconds, 1e-9)} if frames != env_steps else {}
+        factor = self.frames_per_step
+        return {"frames": env_steps * factor, "frames_per_second": steps_per_second * factor} if factor > 1 else {}
 
     def _open_loggers(self) -> None:
         def opened(logger: Any) -> Any:
@@ -345,11 +344,12 @@ class _Run:
         counters.updates = updates
         counters.env_steps += env_steps
         counters.training_seconds += seconds
+        rate = env_steps / max(seconds, 1e-9)
         line = {
             "env_steps": counters.env_steps,
             "updates": updates,
-            "steps_per_second": env_steps / max(seconds, 1e-9),
-            **self._frames(env_steps, seconds),
+            "steps_per_second": rate,
+            **self._frames(counters.env_steps, rate),
             **metrics,
         }
         if isinstance(window, SebulbaWindow):

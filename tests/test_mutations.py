@@ -62,7 +62,7 @@ MUTATIONS = [
     ("parallel.py", "check_vma=False", "check_vma=True", "test_parallel.py"),
     ("parallel.py", "axis_index(axis) == 0", "axis_index(axis) == 1", "test_parallel.py"),
     ("networks/inputs.py", "len(spec.shape) > 1", "len(spec.shape) > 0", "networks/test_inputs.py"),
-    ("networks/convolution.py", "kernel[::-1, ::-1]", "kernel[::-1]", "networks/test_convolution.py"),
+    ("networks/convolution.py", "arranged[::-1, ::-1]", "arranged[::-1]", "networks/test_convolution.py"),
     ("networks/actor_critic.py", "first[:, None], 0, s", "~first[:, None], 0, s", "networks/test_actor_critic.py"),
     ("ops/normalization.py", "jnp.where(count > 0, count, 1)", "jnp.maximum(count, 1)", "ops/test_normalization.py"),
     (

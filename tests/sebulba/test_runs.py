@@ -95,6 +95,14 @@ def test_the_rate_is_that_of_real_steps(tmp_path):
     assert 60 < result.summary["steps_per_second"] <= 300
 
 
+def test_frames_are_counted_and_rated_as_steps_are(finished, tmp_path):
+    result = experiment(devices=1, env_parameters={"frames_per_step": 4}).run(tmp_path / "run", quiet=True)
+    for line in (*metrics_of(result.run_dir, timing=True), result.summary):
+        assert line["frames"] == 4 * line["env_steps"]
+        assert line["frames_per_second"] == 4 * line["steps_per_second"]
+    assert not {"frames", "frames_per_second"} & finished.summary.keys()
+
+
 def test_evaluation_is_the_same_from_a_checkpoint(finished):
     loaded = training.load_policy(finished.run_dir)
     key = training.evaluation_key(loaded.experiment, loaded.updates)

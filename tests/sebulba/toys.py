@@ -30,6 +30,7 @@ class Script:
     hang_at: int | None = None
     nan_at: int | None = None
     make_delay: float = 0.0
+    frames_per_step: int = 1
     open: list["ScriptedEnvironment"] = dataclasses.field(default_factory=list)
     made: list[EnvironmentSlice] = dataclasses.field(default_factory=list)
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -44,6 +45,7 @@ class ScriptedEnvironment:
     def __init__(self, script, where):
         time.sleep(script.make_delay if where.num_envs > 1 else 0)
         self.script, self.where, self.num_envs = script, where, where.num_envs
+        self.frames_per_step = script.frames_per_step
         self.index = where.first_index + np.arange(where.num_envs)
         self.steps = 0
         script.made.append(where)
