@@ -155,6 +155,58 @@ MUTATIONS = [
         "counts = progress.done",
         "test_evaluate.py::test_every_environment_plays_exactly_one_episode",
     ),
+    ("sebulba/channel.py", "wanted if self._max_lag <= 1 else newest", "newest", "sebulba/test_channel.py"),
+    ("sebulba/channel.py", "old < version - self._max_lag", "old < version", "sebulba/test_channel.py"),
+    ("sebulba/devices.py", "max(1, count // 4)", "max(1, count // 2)", "sebulba/test_devices.py"),
+    ("sebulba/report.py", "update - rollout.versions", "rollout.versions - update", "sebulba/test_report.py"),
+    (
+        "sebulba/acting.py",
+        "Stream.ACT, thread, rollout)",
+        "Stream.ACT, rollout, thread)",
+        "sebulba/test_sebulba.py::test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin",
+    ),
+    (
+        "sebulba/acting.py",
+        "x.at[-1].set(row)",
+        "x.at[0].set(row)",
+        "sebulba/test_sebulba.py::test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin",
+    ),
+    (
+        "sebulba/acting.py",
+        "jax.tree.map(jnp.copy, output.actor_state)",
+        "output.actor_state",
+        "sebulba/test_sebulba.py::test_what_the_agent_keeps_is_no_view_of_the_environments_memory",
+    ),
+    (
+        "sebulba/actor.py",
+        "versions[t] = version",
+        "versions[t] = number",
+        "sebulba/test_sebulba.py::test_the_lag_is_what_the_agent_saw",
+    ),
+    (
+        "sebulba/crew.py",
+        "EnvironmentSlice(size, index * size",
+        "EnvironmentSlice(size, index",
+        "sebulba/test_sebulba.py::test_column_b_is_the_same_environment_in_every_trajectory_and_rows_follow_each_other",
+    ),
+    (
+        "sebulba/crew.py",
+        "self._channels[len(self._collected) :]",
+        "self._channels",
+        "sebulba/test_sebulba.py::test_what_came_before_it_was_stopped_is_learnt_from_when_it_goes_on",
+    ),
+    (
+        "sebulba/episodes.py",
+        "np.where(first, 0, self.running_length + 1)",
+        "np.where(first, 1, self.running_length + 1)",
+        "sebulba/test_sebulba.py::test_steps_of_resets_are_not_counted",
+    ),
+    (
+        "sebulba/learner.py",
+        "jax.tree.map(jnp.copy, self._agent.actor_params(learner))",
+        "self._agent.actor_params(learner)",
+        "sebulba/test_sebulba.py::test_two_runs_with_one_seed_are_equal_whatever_the_timing",
+    ),
 ]
 
 
