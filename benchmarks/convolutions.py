@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.ratios import in_units
 from benchmarks.report import Section, show
 from podracer.networks import NetworkConfig, torsos
+from podracer.networks.convolution import intensities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ STEPS = 2  # Of the loop.
 
 
 def plain_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
-    """As `flax.linen.Conv` calls it."""
+    """As `flax.linen.Conv` calls it, on pixels as numbers."""
+    x = intensities(x) if x.dtype == jnp.uint8 else x
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -107,7 +109,7 @@ def cases(workload: Workload) -> list[Case]:
     torso = workload.config.torso_module("torso")
 
     def forward(params: Any, x: jax.Array) -> jax.Array:
-        return torso.apply(params, x.astype(jnp.float32) / 255)
+        return torso.apply(params, x)
 
     def learn(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
         value, gradients = jax.value_and_grad(lambda p: jnp.square(forward(p, x)).mean())(params)

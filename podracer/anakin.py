@@ -129,6 +129,12 @@ class Anakin:
         """Rows of all environments in one update."""
         return self.config.num_envs * self.config.rollout_length
 
+    @property
+    def placement(self) -> str:
+        """Where it runs, in words."""
+        count = self.mesh.size
+        return f"on {count} {self.mesh.devices.flat[0].platform.upper()} device{'s' * (count > 1)}"
+
     def init(self, seed: int | jax.Array) -> AnakinState:
         """The state before the first update.
 

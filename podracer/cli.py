@@ -197,9 +197,9 @@ def _run(experiment: Any, options: Any) -> int:
 def _evaluate(arguments: list[str]) -> int:
     """evaluate RUN: play greedy episodes with a run's newest checkpoint, or another."""
     from podracer.evaluate import evaluate
+    from podracer.loading import load_policy
     from podracer.progress import Progress
     from podracer.run_directory import RunDirectory, json_text
-    from podracer.training import evaluation_key, load_policy
 
     @dataclasses.dataclass(frozen=True)
     class Evaluate:
@@ -218,9 +218,8 @@ def _evaluate(arguments: list[str]) -> int:
     progress = Progress(0, quiet=parsed.json)
     with progress.phase(f"loading {parsed.run_dir}", "loaded"):
         loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
-    key = evaluation_key(loaded.experiment, loaded.updates)
     with progress.phase(f"compiling, and playing {parsed.episodes} episodes", "played"):
-        result = evaluate(loaded.agent, loaded.environment, loaded.params, key, parsed.episodes)
+        result = evaluate(loaded.agent, loaded.environment, loaded.params, loaded.key(), parsed.episodes)
     if result.unfinished:
         _print_error(f"{result.unfinished} episodes did not end and are left out")
     if parsed.json:
@@ -233,10 +232,10 @@ def _evaluate(arguments: list[str]) -> int:
 def _record(arguments: list[str]) -> int:
     """record RUN: an episode of a run's newest checkpoint, or another, as a GIF."""
     from podracer.evaluate import record
+    from podracer.loading import load_policy
     from podracer.progress import Progress
     from podracer.recording import save_gif
     from podracer.run_directory import RunDirectory
-    from podracer.training import evaluation_key, load_policy
 
     @dataclasses.dataclass(frozen=True)
     class Record:
@@ -256,10 +255,9 @@ def _record(arguments: list[str]) -> int:
     progress = Progress(0)
     with progress.phase(f"loading {parsed.run_dir}", "loaded"):
         loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
-    key = evaluation_key(loaded.experiment, loaded.updates, recording=True)
     with progress.phase("compiling, and playing an episode", "played"):
         frames, episode_return = record(
-            loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps
+            loaded.agent, loaded.environment, loaded.params, loaded.key(recording=True), max_steps=parsed.max_steps
         )
     path = save_gif(frames, out)
     print(f"{path}: return {episode_return:.4g}")

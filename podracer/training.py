@@ -5,30 +5,26 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
 from podracer import plotting
-from podracer.agent import Agent
 from podracer.anakin import Anakin, AnakinState
 from podracer.checkpoint import Checkpointer
-from podracer.envs.base import Environment
-from podracer.envs.host import HostFactory
 from podracer.envs.packages import import_package
 from podracer.evaluate import Evaluation, evaluate, record
 from podracer.experiment import Experiment
 from podracer.interrupts import interrupted_between_steps
+from podracer.loading import evaluation_key
 from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
 from podracer.recording import save_gif
 from podracer.run_directory import RunDirectory, identity, write_json
 from podracer.sebulba import Sebulba, SebulbaState, SebulbaWindow
 from podracer.sebulba.report import TimeBudget
-from podracer.streams import Stream, stream_key
-from podracer.types import key_shape
 from podracer.window import Window
 
 AnyWindow = Window | SebulbaWindow
@@ -195,7 +191,7 @@ class _Run:
         self.progress.message(
             f"{experiment.name}: {planned:,} steps{rounded} in {experiment.num_updates} updates of "
             f"{experiment.architecture.num_envs} environments x {experiment.architecture.rollout_length} steps "
-            f"{_where(architecture)}"
+            f"{architecture.placement}"
         )
         if counters.updates == experiment.num_updates:
             return
@@ -384,65 +380,6 @@ class _Run:
             self._warn(f"could not write {path}: {error.strerror or error}")
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedPolicy:
-    """A run's environment and agent, with the parameters to act with from a checkpoint of it."""
-
-    experiment: Experiment
-    environment: Environment | HostFactory
-    agent: Agent
-    params: PyTree
-    updates: int
-
-
-def load_policy(
-    run_dir: str | pathlib.Path,
-    checkpoint: int | Literal["newest", "best"] = "newest",
-    report: Callable[[str], None] = lambda message: None,
-) -> LoadedPolicy:
-    """A run's policy from one of its checkpoints, on one device; of the state only the learner is read.
-
-    Args:
-        run_dir: The run directory.
-        checkpoint: The update that it was saved after, the newest readable, or the one with the best return in
-            training.
-        report: Called with one line for every checkpoint that was skipped.
-
-    Raises:
-        ValueError: It is not a run directory, there is no such checkpoint, or it cannot be read.
-    """
-    directory = RunDirectory.existing(run_dir)
-    experiment = directory.experiment()
-    environment, agent = experiment.make()
-    template = jax.eval_shape(agent.init, key_shape())
-    checkpointer = Checkpointer(directory.checkpoints, config=identity(experiment), report=report)
-    with contextlib.closing(checkpointer):
-        update = checkpointer.best() if checkpoint == "best" else None if checkpoint == "newest" else checkpoint
-        restored = checkpointer.restore(template, update, only="learner")
-    return LoadedPolicy(experiment, environment, agent, agent.actor_params(restored.state), restored.update)
-
-
-def _where(architecture: Anakin | Sebulba) -> str:
-    """The devices, and under Sebulba the threads."""
-    if isinstance(architecture, Anakin):
-        count = architecture.mesh.size
-        return f"on {count} {architecture.mesh.devices.flat[0].platform.upper()} device{'s' * (count > 1)}"
-    split, threads = architecture.split, architecture.num_actors
-    actors, learners = (", ".join(map(str, devices)) for devices in (split.actors, split.learners))
-    return f"acted by {threads} thread{'s' * (threads > 1)} on {actors}, learnt from on {learners}"
-
-
 def policy(architecture: Anakin | Sebulba, state: Any) -> PyTree:
     """The acting parameters on one device."""
     return jax.device_put(architecture.agent.actor_params(state.learner), architecture.mesh.devices.flat[0])
-
-
-def evaluation_key(experiment: Experiment, updates: int, *, recording: bool = False) -> jax.Array:
-    """Evaluation draws from a stream of its own, so that evaluating changes nothing in training.
-
-    Args:
-        experiment: Its seed is where the stream begins.
-        updates: That led to the parameters.
-        recording: The key of the episode that is recorded, instead.
-    """
-    return stream_key(jax.random.key(experiment.seed), Stream.EVALUATE, updates, int(recording))

@@ -14,7 +14,7 @@ import tiny_runs
 from tiny_runs import TinyConfig, metrics_of
 
 import podracer
-from podracer import cli, envs, training
+from podracer import cli, envs, loading, training
 from podracer.anakin import Anakin
 from podracer.envs.packages import EnvironmentUnavailableError
 from podracer.experiment import Experiment
@@ -382,7 +382,7 @@ def untimed(lines):
     }.items(),
 )
 def test_bad_input_is_refused_before_a_run_is_loaded(command, message, finished, refused, monkeypatch):
-    monkeypatch.setattr(training, "load_policy", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load_policy", lambda *a, **k: pytest.fail("loaded"))
     monkeypatch.setattr("podracer.plotting.read_curve", lambda run: pytest.fail("read"))
     assert refused(*command.replace("RUN", str(finished.run_dir)).split()) == message
 

@@ -179,8 +179,8 @@ def test_a_summary_by_hand():
 def test_normalisation_is_frozen(tmp_path):
     """Observation statistics are those of training, come from the checkpoint, and stay as they were."""
     from podracer.agents import PPOConfig
+    from podracer.loading import load_policy
     from podracer.networks import NetworkConfig
-    from podracer.training import evaluation_key, load_policy
 
     config = PPOConfig(normalize_observations=True, scale_rewards=True, network=NetworkConfig(hidden_sizes=(8,)))
     result = tiny_runs.experiment(agent=config).run(tmp_path / "run", quiet=True)
@@ -188,7 +188,7 @@ def test_normalisation_is_frozen(tmp_path):
     assert result.state.learner.observations.count > 1
     loaded = load_policy(result.run_dir)
     assert bits_of(loaded.params.observations) == learner
-    key = evaluation_key(loaded.experiment, loaded.updates)
+    key = loaded.key()
     again = evaluate(loaded.agent, loaded.environment, loaded.params, key, 4)
     # In the environment's own rewards, though learning saw them scaled.
     assert set(again.returns) <= {-1.0, 1.0}

@@ -23,9 +23,9 @@ from podracer.checkpoint import Checkpointer
 from podracer.envs.packages import EnvironmentUnavailableError
 from podracer.evaluate import Evaluation
 from podracer.experiment import CheckpointConfig, Experiment
+from podracer.loading import load_policy
 from podracer.logging import TensorBoardLogger
 from podracer.run_directory import RunDirectory, identity
-from podracer.training import evaluation_key, load_policy
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -572,7 +572,7 @@ def test_a_loaded_policy_evaluates_as_the_run_did(finished, monkeypatch):
     before = {path: path.read_bytes() for path in finished.run_dir.rglob("*") if path.is_file()}
     loaded = load_policy(finished.run_dir)
     params = bits_of(loaded.params)
-    key = evaluation_key(loaded.experiment, loaded.updates)
+    key = loaded.key()
     evaluation = training.evaluate(loaded.agent, loaded.environment, loaded.params, key, 4)
     assert evaluation.summary() == finished.summary["evaluation"]
     np.testing.assert_array_equal(evaluation.returns, finished.evaluation.returns)

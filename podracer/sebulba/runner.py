@@ -88,6 +88,13 @@ class Sebulba:
         """Rows of all environments in one update."""
         return self.config.num_envs * self.config.rollout_length
 
+    @property
+    def placement(self) -> str:
+        """Where it runs, in words."""
+        threads = self.num_actors
+        actors, learners = (", ".join(map(str, devices)) for devices in (self.split.actors, self.split.learners))
+        return f"acted by {threads} thread{'s' * (threads > 1)} on {actors}, learnt from on {learners}"
+
     def init(self, seed: int) -> SebulbaState:
         """The state before the first update.
 

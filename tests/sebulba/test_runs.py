@@ -19,6 +19,7 @@ from tiny_runs import bits_of, metrics_of, saved_state
 from podracer import training
 from podracer.envs.registry import make_host
 from podracer.evaluate import evaluate
+from podracer.loading import load_policy
 from podracer.sebulba import SebulbaConfig
 
 TESTS = pathlib.Path(__file__).parent.parent
@@ -104,9 +105,8 @@ def test_frames_are_counted_and_rated_as_steps_are(finished, tmp_path):
 
 
 def test_evaluation_is_the_same_from_a_checkpoint(finished):
-    loaded = training.load_policy(finished.run_dir)
-    key = training.evaluation_key(loaded.experiment, loaded.updates)
-    again = evaluate(loaded.agent, loaded.environment, loaded.params, key, 4)
+    loaded = load_policy(finished.run_dir)
+    again = evaluate(loaded.agent, loaded.environment, loaded.params, loaded.key(), 4)
     assert again.summary() == finished.evaluation.summary()
 
 
@@ -281,4 +281,4 @@ def test_an_environment_that_hangs_while_it_is_evaluated_is_named():
 def test_the_configuration_is_read_back(finished):
     values = json.loads((finished.run_dir / "config.json").read_text())
     assert values["architecture"]["name"] == "sebulba"
-    assert isinstance(training.load_policy(finished.run_dir).experiment.architecture, SebulbaConfig)
+    assert isinstance(load_policy(finished.run_dir).experiment.architecture, SebulbaConfig)
