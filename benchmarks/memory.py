@@ -22,24 +22,27 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def measure(quick: bool) -> Section:
-    """In a process of its own, where nothing else allocates or compiles."""
+    """Each architecture in a process of its own, where nothing else allocates or compiles."""
     updates = 1_000 if quick else 10_000
-    show(f"memory: {updates} updates of a small CartPole run")
-    process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", str(updates)],
-        cwd=pathlib.Path(__file__).parent.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    data = json.loads(process.stdout.splitlines()[-1])
-    table = Table(title="Memory and compilation", title_justify="left")
-    for name in ("what", "measured", "target", "reached"):
-        table.add_column(name, justify="right" if name == "measured" else "left")
-    for row in rows(data):
-        table.add_row(*row)
-    show(table)
-    return Section("memory", data, [table])
+    runs, tables = {}, []
+    for name in ARCHITECTURES:
+        show(f"memory: {updates} updates of a small CartPole run under {name}")
+        process = subprocess.run(
+            [sys.executable, "-m", "benchmarks.memory", name, str(updates)],
+            cwd=pathlib.Path(__file__).parent.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        runs[name] = json.loads(process.stdout.splitlines()[-1])
+        table = Table(title=f"Memory and compilation, {name}", title_justify="left")
+        for column in ("what", "measured", "target", "reached"):
+            table.add_column(column, justify="right" if column == "measured" else "left")
+        for row in rows(runs[name]):
+            table.add_row(*row)
+        show(table)
+        tables.append(table)
+    return Section("memory", runs, tables)
 
 
 def rows(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -62,7 +65,7 @@ def rows(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             for name, count in sorted(data["compilations"].items())
         ),
         (
-            "ppo_cartpole, tracing and compiling init and run",
+            f"{data['experiment']}, tracing and compiling all of it",
             f"{data['compile_seconds']:.1f} s",
             f"less than {_COMPILE_SECONDS} s",
             yes_or_no(data["compile_seconds"] < _COMPILE_SECONDS),
@@ -70,7 +73,24 @@ def rows(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def long_run(updates: int) -> dict[str, Any]:
+def _anakin() -> Any:
+    return library_anakin(Entry("library", "CartPole-v1", num_envs=8, rollout_length=32))
+
+
+def _sebulba() -> Any:
+    """With more threads than it has use for, and rollouts so short that much is handed over."""
+    from podracer import experiments
+    from podracer.sebulba import SebulbaConfig
+
+    small = SebulbaConfig(num_envs=8, rollout_length=8)
+    return experiments.get("ppo_cartpole_gymnasium", architecture=small).make_architecture()
+
+
+# What runs long, and the experiment whose compilation is timed.
+ARCHITECTURES = {"Anakin": (_anakin, "ppo_cartpole"), "Sebulba": (_sebulba, "ppo_cartpole_gymnasium")}
+
+
+def long_run(name: str, updates: int) -> dict[str, Any]:
     """Trains in short calls, each of whose results the host reads, as a run with progress and metrics does."""
     import jax
 
@@ -80,13 +100,14 @@ def long_run(updates: int) -> dict[str, Any]:
         if event == _COMPILED:
             compilations[str(details.get("fun_name", "an unnamed function"))] += 1
 
-    anakin = library_anakin(Entry("library", "CartPole-v1", num_envs=8, rollout_length=32))
+    make, experiment = ARCHITECTURES[name]
+    architecture = make()
     jax.monitoring.register_event_duration_secs_listener(listen)
-    state = anakin.init(0)
-    anakin.compile()  # As training does, to announce how long it takes; the calls below must not compile again.
+    state = architecture.init(0)
+    architecture.compile()  # As training does, to announce how long it takes; the calls below must not compile again.
     resident = []
     for update in range(0, updates, _UPDATES_PER_CALL):
-        state, window = anakin.run(state, _UPDATES_PER_CALL)
+        state, window = architecture.run(state, _UPDATES_PER_CALL)
         window.summarize()
         done = update + _UPDATES_PER_CALL
         if done % (updates // 40) == 0:
@@ -94,27 +115,28 @@ def long_run(updates: int) -> dict[str, Any]:
     return {
         "resident_megabytes": resident,
         "compilations": dict(compilations),
-        "compile_seconds": _compile_seconds(),  # Last: it allocates, and its compilations are others.
-        "num_envs": 8,
-        "rollout_length": 32,
+        "experiment": experiment,
+        "compile_seconds": _compile_seconds(experiment),  # Last: it allocates, and its compilations are others.
+        "num_envs": architecture.config.num_envs,
+        "rollout_length": architecture.config.rollout_length,
         "updates_per_call": _UPDATES_PER_CALL,
     }
 
 
-def _compile_seconds() -> float:
-    """What a user waits for before the first update of `ppo_cartpole`: both programs, tracing included."""
+def _compile_seconds(name: str) -> float:
+    """What a user waits for before the first update of an experiment: all programs, tracing included."""
     import jax
 
-    from podracer import envs, experiments
+    from podracer import experiments
 
-    experiment = experiments.get("ppo_cartpole")
-    envs.make(experiment.env)  # Which imports its package; that is not compiling.
+    experiment = experiments.get(name)
+    experiment.make_environment()  # Which imports its package; that is not compiling.
     start = time.perf_counter()
-    anakin = experiment.make_architecture()
-    jax.block_until_ready(anakin.init(0))
-    anakin.compile()
+    architecture = experiment.make_architecture()
+    jax.block_until_ready(architecture.init(0))
+    architecture.compile()
     return time.perf_counter() - start
 
 
 if __name__ == "__main__":
-    print(json.dumps(long_run(int(sys.argv[1]))))
+    print(json.dumps(long_run(sys.argv[1], int(sys.argv[2]))))

@@ -172,10 +172,14 @@ def test_the_table_says_what_it_was_made_on(tmp_path: pathlib.Path, monkeypatch:
 
 
 def test_every_target_of_memory_and_compilation_is_answered() -> None:
-    data = {"resident_megabytes": [[10, 500.0], [100, 504.0]], "compilations": {"run": 1}, "compile_seconds": 9.0}
-    assert [row[3] for row in memory.rows(data)] == ["", "", "yes", "yes", "yes"]
-    data = {"resident_megabytes": [[10, 500.0], [100, 506.0]], "compilations": {"run": 2}, "compile_seconds": 11.0}
-    assert [row[3] for row in memory.rows(data)] == ["", "", "no", "no", "no"]
+    for growth, count, seconds, answer in ((4.0, 1, 9.0, "yes"), (6.0, 2, 11.0, "no")):
+        data = {
+            "resident_megabytes": [[10, 500.0], [100, 500.0 + growth]],
+            "compilations": {"run": count},
+            "experiment": "ppo_cartpole",
+            "compile_seconds": seconds,
+        }
+        assert [row[3] for row in memory.rows(data)] == ["", "", answer, answer, answer]
 
 
 def test_every_target_of_speed_is_answered() -> None:
@@ -199,7 +203,7 @@ def test_the_clock_of_compiling_starts_before_anything_is_traced(monkeypatch: py
     clock = [100.0]
     monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[-1])
     monkeypatch.setattr(Experiment, "make_architecture", make_architecture)
-    assert memory._compile_seconds() == 5.0
+    assert memory._compile_seconds("ppo_cartpole") == 5.0
 
 
 def test_jobs_have_a_core_each(tmp_path: pathlib.Path) -> None:
