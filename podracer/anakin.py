@@ -20,10 +20,7 @@ from podracer.rollout import RolloutState, start_rollout, unroll
 from podracer.rules import COUNT, check_fields
 from podracer.streams import Stream, fold_in_each, key_of_each, stream_key
 from podracer.types import Trajectory, key_shape
-from podracer.window import Window
-
-# So that the sums of a call cannot overflow int32.
-MAX_ROWS_PER_CALL = 2**30
+from podracer.window import MAX_ROWS_PER_CALL, Window, check_num_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +157,7 @@ class Anakin:
         Raises:
             ValueError: `num_updates` is no integer from 1 to what one call can count, or the state was donated before.
         """
-        limit = MAX_ROWS_PER_CALL // self.steps_per_update
-        if not isinstance(num_updates, int | np.integer) or not 1 <= num_updates <= limit:
-            raise ValueError(f"num_updates is {num_updates!r}; one call makes 1 to {limit} updates")
+        check_num_updates(num_updates, self.steps_per_update)
         # JAX would say so less clearly, or crash, as 0.10.1 does in a compiled function.
         if state.updates.is_deleted():
             raise ValueError("the state was given to an earlier call, which donated it; use the state that it returned")

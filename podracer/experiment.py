@@ -16,12 +16,13 @@ import jax
 from podracer import envs
 from podracer.agent import Agent
 from podracer.agents import registry
-from podracer.anakin import MAX_ROWS_PER_CALL, Anakin, AnakinConfig
+from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs.host import HostFactory
 from podracer.envs.names import unknown_name
 from podracer.fields import differences, flatten
 from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import EnvironmentSpec
+from podracer.window import MAX_ROWS_PER_CALL
 
 if TYPE_CHECKING:
     from podracer.training import Result
@@ -168,9 +169,9 @@ class Experiment:
 
     def make_environment(self) -> envs.Environment | HostFactory:
         """The environment; of one that runs on the host what makes it."""
-        is_sebulba = isinstance(self.architecture, SebulbaConfig)
-        make = envs.make_host if is_sebulba and envs.is_host(self.env) else envs.make
-        return make(self.env, **self.env_parameters)
+        if isinstance(self.architecture, SebulbaConfig) and envs.is_host(self.env):
+            return self._host_factory(self.architecture)
+        return envs.make(self.env, **self.env_parameters)
 
     def make_architecture(self) -> Anakin | Sebulba:
         """The architecture on this machine's devices.
@@ -182,7 +183,7 @@ class Experiment:
         environment, agent = self.make()
         if isinstance(self.architecture, SebulbaConfig):
             if not isinstance(environment, HostFactory):
-                environment = envs.make_host(self.env, **self.env_parameters)
+                environment = self._host_factory(self.architecture)
             return Sebulba(agent, environment, self.architecture, self._sebulba_devices())
         assert not isinstance(environment, HostFactory)  # `make` refuses it.
         *more, fewest = self._device_choices()
@@ -191,6 +192,10 @@ class Experiment:
             with contextlib.suppress(ValueError):
                 return Anakin(agent, environment, self.architecture, devices)
         return Anakin(agent, environment, self.architecture, fewest)
+
+    def _host_factory(self, config: SebulbaConfig) -> HostFactory:
+        limits = (None, None) if config.serial else (config.start_timeout, config.step_timeout)
+        return envs.make_host(self.env, **self.env_parameters).with_timeouts(*limits)
 
     def run(
         self,

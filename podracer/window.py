@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from podracer import parallel
 from podracer.types import Trajectory, valid_mask
 
+# So that the sums of a window cannot overflow int32.
+MAX_ROWS_PER_CALL = 2**30
 _NEVER = np.int32(2**31 - 1)
 _FROM_ENVIRONMENT = ("reward", "observation")
 # What a line of metrics and the watch over what is finite have besides the agent's metrics.
@@ -144,11 +146,22 @@ class Window:
             # What came from the environment is the cause of what came out of the agent.
             cause = min(names, key=lambda name: (*_FROM_ENVIRONMENT, name).index(name))
             raise FloatingPointError(f"{cause} was not finite at update {first}")
-        summary = {name: float(value) / updates for name, value in host.metrics.items()}
+        summary = {name: float(value) / updates if updates else math.nan for name, value in host.metrics.items()}
         summary["episodes"] = episodes
         summary["episode_return"] = float(host.return_sum) / episodes if episodes else math.nan
         summary["episode_length"] = float(host.length_sum) / episodes if episodes else math.nan
         return summary
+
+
+def check_num_updates(num_updates: int, rows_per_update: int) -> None:
+    """Whether one window can count so many updates.
+
+    Raises:
+        ValueError: `num_updates` is no integer from 1 to what it can count.
+    """
+    limit = MAX_ROWS_PER_CALL // rows_per_update
+    if not isinstance(num_updates, int | np.integer) or not 1 <= num_updates <= limit:
+        raise ValueError(f"num_updates is {num_updates!r}; one call makes 1 to {limit} updates")
 
 
 def _is_nonfinite(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ class Worker:
         name: What errors call it.
 
     Attributes:
-        hangs: Whether a call did not come back in its time.
+        hangs: Whether a call did not come back in its time, or was not waited for.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,24 +25,33 @@ class Worker:
         # A daemon: if it hangs, the process ends all the same.
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
-    def call(self, what: str, function: Callable[[], Returned], timeout: float) -> Returned:
+    def call(self, what: str, function: Callable[[], Returned], timeout: float | None) -> Returned:
         """What the function returns.
 
         Args:
             what: What it does, for the error.
             function: Without arguments.
-            timeout: Seconds. After it nothing more may be called.
+            timeout: Seconds, after which nothing more may be called. With None it may take for ever, and the caller
+                runs it.
 
         Raises:
             TimeoutError: It has not come back.
             Exception: What it raises.
         """
+        if timeout is None:
+            return function()
         self._calls.put(function)
         try:
             result, error = self._results.get(timeout=timeout)
         except queue.Empty:
             self.hangs = True
             raise TimeoutError(f"{self._name}: {what} has not come back for {timeout:g} s") from None
+        except BaseException:
+            self.hangs = True  # Whoever waits no longer must not be given this call's result for the next one.
+            raise
+        if error is not None and not isinstance(error, Exception):
+            # Such as SystemExit, which would end this program as its own.
+            raise RuntimeError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
         if error is not None:
             raise error
         return result

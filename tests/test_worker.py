@@ -1,5 +1,7 @@
 """Calls that may hang."""
 
+import signal
+import sys
 import threading
 import time
 
@@ -37,3 +39,25 @@ def test_a_call_that_hangs_is_named_in_time():
     assert worker.hangs
     release.set()
     worker.end()
+
+
+def test_a_call_that_was_not_waited_for_is_not_answered_by_the_next():
+    worker, release = Worker("worker"), threading.Event()
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.call("waiting", lambda: release.wait(30), 30)
+    assert worker.hangs
+    release.set()
+    worker.end()
+
+
+def test_a_call_cannot_end_the_program():
+    worker = Worker("worker")
+    with pytest.raises(RuntimeError, match="worker: leaving raised SystemExit: 0"):
+        worker.call("leaving", lambda: sys.exit(0), 5)
+    assert worker.call("going on", lambda: 3, 5) == 3
+    worker.end()
+
+
+def test_without_a_limit_a_call_is_made_by_the_caller():
+    assert Worker("worker").call("looking", threading.current_thread, None) is threading.current_thread()

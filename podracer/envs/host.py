@@ -101,17 +101,30 @@ class HostFactory:
     Args:
         name: What errors call it.
         make: Makes a batch; called in the thread that will step it.
-        timeout: Seconds in which it has to make one environment, to ask for the spec.
+        start_timeout: Seconds in which environments have to be made and reset where nothing else says so: to ask for
+            the spec, in evaluation, in recording. None for any time, in the thread that calls.
+        step_timeout: The same to step, or to draw.
 
     Attributes:
         name: As given.
+        start_timeout: As given.
+        step_timeout: As given.
     """
 
     def __init__(
-        self, name: str, make: Callable[[EnvironmentSlice], HostEnvironment], *, timeout: float = 120.0
+        self,
+        name: str,
+        make: Callable[[EnvironmentSlice], HostEnvironment],
+        *,
+        start_timeout: float | None = 120.0,
+        step_timeout: float | None = 60.0,
     ) -> None:
-        self.name = name
-        self._make, self._timeout = make, timeout
+        self.name, self.start_timeout, self.step_timeout = name, start_timeout, step_timeout
+        self._make = make
+
+    def with_timeouts(self, start_timeout: float | None, step_timeout: float | None) -> "HostFactory":
+        """The same with other limits."""
+        return HostFactory(self.name, self._make, start_timeout=start_timeout, step_timeout=step_timeout)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -142,7 +155,7 @@ class HostFactory:
 
         worker = Worker(f"the factory of {self.name}")
         try:
-            return worker.call("making one environment to ask for its spec", ask, self._timeout)
+            return worker.call("making one environment to ask for its spec", ask, self.start_timeout)
         finally:
             worker.end()
 

@@ -13,25 +13,23 @@ Returned = TypeVar("Returned")
 
 
 class WatchedEnvironment:
-    """Host environments in a thread of their own, which is waited for no longer than it may take.
+    """Host environments in a thread of their own, which is waited for no longer than the factory says.
 
     Args:
-        factory: Makes the environments.
+        factory: Makes the environments; without limits, in the thread that calls.
         where: Which.
-        start_timeout: Seconds in which they have to be made and reset.
-        step_timeout: Seconds in which they have to step, or to draw.
 
     Raises:
         TimeoutError: Making them, or whatever is asked of them later, takes longer.
     """
 
-    def __init__(
-        self, factory: HostFactory, where: EnvironmentSlice, *, start_timeout: float = 120.0, step_timeout: float = 60.0
-    ) -> None:
-        self._start_timeout, self._step_timeout = start_timeout, step_timeout
+    def __init__(self, factory: HostFactory, where: EnvironmentSlice) -> None:
+        self._start_timeout, self._step_timeout = factory.start_timeout, factory.step_timeout
         self._name = f"environments {factory.name}"
         self._worker = Worker(self._name)
-        self._environment: HostEnvironment = self._worker.call("making them", lambda: factory(where), start_timeout)
+        self._environment: HostEnvironment = self._worker.call(
+            "making them", lambda: factory(where), self._start_timeout
+        )
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -108,7 +108,8 @@ class Actor:
                     made = self._roll(environment, number, key, done)
                     return dataclasses.replace(made, discarded=discarded, restarts=restarts)
                 except _EnvironmentFailure:
-                    self.close()
+                    with contextlib.suppress(Exception):  # Of environments that are broken already.
+                        self.close()
                     if self._restarts >= self._max_restarts or self._stop.is_set():
                         raise
                     self._restarts, restarts = self._restarts + 1, restarts + 1
@@ -172,7 +173,10 @@ class Actor:
         self.pulse.enter(activity)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            # Anywhere but in the main thread, where serial runs are, Ctrl-C too is something that the environments do.
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             raise _EnvironmentFailure(activity) from error
 
 

@@ -15,7 +15,9 @@ from podracer.sebulba.channel import Channel, ParameterSlot
 from podracer.sebulba.config import SebulbaConfig
 
 _LOOK = 0.05  # Seconds between two looks at whether all actors are well.
-_JOIN = 2.0  # Seconds that threads have to end by themselves, and again after their environments were closed.
+# Seconds that threads have to end by themselves, then closing their environments, then the threads again. With what
+# it takes to notice, less than the 5 in which a run that has failed is to be over.
+_ENDING, _CLOSING, _ENDED = 1.0, 1.0, 2.5
 
 
 class Crew:
@@ -95,9 +97,10 @@ class Crew:
             self._start()
             for channel in self._channels[len(self._collected) :]:
                 while (rollout := channel.get(_LOOK)) is None:
-                    self.check()
+                    # First: Ctrl-C may have ended the environments' processes, too.
                     if not is_wanted():
                         return None
+                    self.check()
                 self._collected.append(rollout)
         rollouts, self._collected = self._collected, []
         self.next_update += 1
@@ -126,7 +129,7 @@ class Crew:
     def close(self) -> list[str]:
         """Ends threads and environments; returns the names of actors that did not end."""
         self._stop.set()
-        alive = _join(self._threads)
+        alive = _join(self._threads, _ENDING)
         actors = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
         if self._config.serial:
             actors = self.actors
@@ -134,8 +137,8 @@ class Crew:
         closers = [threading.Thread(target=actor.close, name=f"close {actor.name}", daemon=True) for actor in actors]
         for closer in closers:
             closer.start()
-        _join(closers)
-        alive = _join(alive)
+        _join(closers, _CLOSING)
+        alive = _join(alive, _ENDED)
         return [actor.name for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
 
     def _start(self) -> None:
@@ -149,9 +152,9 @@ class Crew:
             thread.start()
 
 
-def _join(threads: list[threading.Thread]) -> list[threading.Thread]:
+def _join(threads: list[threading.Thread], seconds: float) -> list[threading.Thread]:
     """Those that have not ended after some time."""
-    until = time.perf_counter() + _JOIN
+    until = time.perf_counter() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.perf_counter()))
     return [thread for thread in threads if thread.is_alive()]

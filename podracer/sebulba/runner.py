@@ -23,6 +23,7 @@ from podracer.sebulba.devices import DeviceSplit, check_shares
 from podracer.sebulba.learner import Learning, SebulbaState
 from podracer.sebulba.report import LEARNER_ACTIVITIES, SebulbaWindow, Tally, shares
 from podracer.types import key_shape
+from podracer.window import check_num_updates
 
 
 class Sebulba:
@@ -72,6 +73,7 @@ class Sebulba:
         self.shapes = self._learning.shapes
         self._seed = 0
         self._crew: Crew | None = None
+        self._returned: Any = None
 
     @property
     def num_actors(self) -> int:
@@ -137,13 +139,12 @@ class Sebulba:
             stop: Set, the call returns after the update that is under way, or at once if none is.
 
         Raises:
-            ValueError: `num_updates` is below 1, or the state was donated before.
+            ValueError: `num_updates` is no integer from 1 to what one call can count, or the state was donated before.
             ActorError: Something went wrong in an actor; thread, device and environment are named, and the cause is
                 attached.
             TimeoutError: Environments take longer than they may.
         """
-        if not isinstance(num_updates, int | np.integer) or num_updates < 1:
-            raise ValueError(f"num_updates is {num_updates!r}; it must be an integer of at least 1")
+        check_num_updates(num_updates, self.steps_per_update)
         if state.updates.is_deleted():
             raise ValueError("the state was given to an earlier call, which donated it; use the state that it returned")
         self.compile()
@@ -183,7 +184,7 @@ class Sebulba:
             del rollouts
             state, window = self._learning.update(state, window, trajectories)
             del trajectories
-            _wait_for(window.updates, crew)
+            _wait_for(window.updates, crew, stop)
             pulse.enter("publish")
             crew.publish(update + 1, self._learning.actor_params(state))
         pulse.enter("other")
@@ -198,13 +199,14 @@ class Sebulba:
             discarded_rows=tally.discarded_rows,
             restarts=tally.restarts,
         )
+        self._returned = state.updates
         return state, report
 
     def _crew_for(self, state: SebulbaState) -> Crew:
         """The actors that go on from this state: those that are there, or new ones."""
-        update = int(jax.device_get(state.updates))
-        if self._crew is None or self._crew.next_update != update:
+        if self._crew is None or state.updates is not self._returned:
             self.close()
+            update = int(jax.device_get(state.updates))
             self._crew = Crew(
                 self.config, self.environments, self._acting, self.split.learners, self._seed, state.key, update
             )
@@ -218,10 +220,11 @@ def _seconds(crew: Crew) -> dict[str, float]:
     return {name: sum(reading[name] for reading in readings) for name in readings[0]}
 
 
-def _wait_for(array: Any, crew: Crew) -> None:
-    """Until the device has made an array, while the actors are watched."""
+def _wait_for(array: Any, crew: Crew, stop: threading.Event) -> None:
+    """Until the device has made an array, while the actors are watched, unless the run is to stop anyway."""
     pause = 1e-4
     while not array.is_ready():
         time.sleep(pause)
         pause = min(2 * pause, 5e-3)
-        crew.check()
+        if not stop.is_set():
+            crew.check()

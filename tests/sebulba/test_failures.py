@@ -42,6 +42,32 @@ def test_a_crash_of_an_environment_names_thread_device_and_environment_and_keeps
     assert not script.open
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_environment_cannot_end_the_program(error):
+    class Ending(ScriptedEnvironment):
+        def step(self, action):
+            raise error(3)
+
+    sebulba = failing(Script())
+    sebulba.environments = HostFactory("ending", lambda where: Ending(Script(), where))
+    ends(sebulba, ActorError, rf"actor \d .*: step: {error.__name__}: 3")
+
+
+def test_environments_that_cannot_be_closed_are_made_anew_all_the_same():
+    class Broken(ScriptedEnvironment):
+        def close(self):
+            if self.steps == 6:
+                raise BrokenPipeError("closed already")
+            super().close()
+
+    script = Script(fail_at=7, fail_in=1, fail_times=1)
+    sebulba = failing(script, max_restarts=1)
+    sebulba.environments = HostFactory("broken", lambda where: Broken(script, where))
+    with sebulba:
+        _, window = sebulba.run(sebulba.init(0), 4)
+    assert window.restarts == 1
+
+
 def test_a_crash_while_the_learner_is_busy_ends_the_run_too(monkeypatch):
     sebulba = failing(Script(fail_at=7, fail_in=0))
 
@@ -73,11 +99,39 @@ def test_an_environment_that_hangs_is_named_and_does_not_hold_the_run():
     script.released.set()
 
 
+def test_a_crash_ends_the_run_in_time_though_another_thread_hangs_even_when_it_is_closed():
+    release = threading.Event()
+
+    class Stuck(ScriptedEnvironment):
+        def step(self, action):
+            if self.where.first_index == 0 and self.steps == 5:
+                release.wait(60)
+            return super().step(action)
+
+        def close(self):
+            if self.where.first_index == 0 and not release.is_set():
+                release.wait(60)
+            super().close()
+
+    script = Script(fail_at=7, fail_in=1)
+    sebulba = failing(script)
+    sebulba.environments = HostFactory("scripted", lambda where: Stuck(script, where))
+    state = sebulba.init(0)
+    began = time.perf_counter()
+    with pytest.raises(ActorError, match="the emulator crashed"):
+        sebulba.run(state, 1000)
+    assert time.perf_counter() - began < 5
+    release.set()
+
+
 def test_a_factory_that_is_slow_is_named():
     script = Script(make_delay=3.0)
     sebulba = failing(script)
+    state = sebulba.init(0)
+    began = time.perf_counter()
     with pytest.raises(TimeoutError, match=r"actor 0 .*: make has not come back .* start_timeout, 2 s"):
-        sebulba.run(sebulba.init(0), 1)
+        sebulba.run(state, 1)
+    assert time.perf_counter() - began < 2 + 5
 
 
 def test_a_factory_that_returns_nothing_is_named():
@@ -95,7 +149,7 @@ def test_a_factory_that_returns_nothing_at_all_is_refused_at_once():
 
 
 def test_a_slow_factory_is_named_before_anything_is_compiled():
-    factory = HostFactory("slow", lambda where: time.sleep(5), timeout=0.2)
+    factory = HostFactory("slow", lambda where: time.sleep(5), start_timeout=0.2)
     with pytest.raises(TimeoutError, match=r"the factory of slow: making one environment .* 0.2 s"):
         Sebulba(Watcher(), factory, CONFIG)
 

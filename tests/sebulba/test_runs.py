@@ -14,10 +14,10 @@ import time
 import jax
 import pytest
 from sebulba.toy_runs import experiment
+from sebulba.toys import ScriptedEnvironment
 from tiny_runs import bits_of, metrics_of, saved_state
 
 from podracer import training
-from podracer.envs.registry import make_host
 from podracer.evaluate import evaluate
 from podracer.loading import load_policy
 from podracer.sebulba import SebulbaConfig
@@ -62,8 +62,9 @@ def test_the_same_seed_gives_the_same_run(serial, finished, tmp_path):
     assert bits_of(other.state) != bits_of(finished.state)
 
 
-def test_a_resumed_run_keeps_counters_and_schedules_and_says_what_begins_anew(finished, tmp_path, monkeypatch, capsys):
-    run_dir = tmp_path / "run"
+@pytest.fixture
+def interrupted_after_5(monkeypatch):
+    """Runs an experiment until Ctrl-C comes after its fifth update."""
 
     def interrupt(run, updates, window, read=training._Run._read):
         score = read(run, updates, window)
@@ -71,12 +72,22 @@ def test_a_resumed_run_keeps_counters_and_schedules_and_says_what_begins_anew(fi
             signal.raise_signal(signal.SIGINT)
         return score
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with monkeypatch.context() as patch:
-        patch.setattr(training._Run, "_read", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            experiment(devices=1).run(run_dir, quiet=True)
-    signal.signal(signal.SIGINT, before)
+    def run(experiment, run_dir):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        with monkeypatch.context() as patch:
+            patch.setattr(training._Run, "_read", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.run(run_dir, quiet=True)
+        signal.signal(signal.SIGINT, before)
+
+    return run
+
+
+def test_a_resumed_run_keeps_counters_and_schedules_and_says_what_begins_anew(
+    finished, tmp_path, interrupted_after_5, capsys
+):
+    run_dir = tmp_path / "run"
+    interrupted_after_5(experiment(devices=1), run_dir)
     saved, _, metadata = saved_state(run_dir)
     assert 5 <= saved < 12
     assert metadata["env_steps"] == metrics_of(run_dir)[-1]["env_steps"]
@@ -110,10 +121,14 @@ def test_evaluation_is_the_same_from_a_checkpoint(finished):
     assert again.summary() == finished.evaluation.summary()
 
 
-def test_where_things_run_may_change_between_a_run_and_its_continuation(finished):
-    architecture = dataclasses.replace(experiment().architecture, threads_per_actor_device=1, step_timeout=9.0)
-    result = experiment(devices=1, architecture=architecture).run(finished.run_dir, resume=True, quiet=True)
-    assert result.summary["updates"] == 12
+def test_where_things_run_may_change_between_a_run_and_its_continuation(tmp_path, interrupted_after_5):
+    interrupted_after_5(experiment(devices=1), tmp_path / "run")
+    saved = saved_state(tmp_path / "run")[0]
+    places = {"threads_per_actor_device": 1, "actor_devices": (3,), "learner_devices": (1, 2), "step_timeout": 9.0}
+    architecture = dataclasses.replace(experiment().architecture, **places)
+    result = experiment(architecture=architecture).run(tmp_path / "run", resume=True, quiet=True)
+    assert saved < result.summary["updates"] == result.state.updates == 12
+    assert {shard.device for shard in result.state.updates.addressable_shards} == set(jax.devices()[1:3])
 
 
 def test_what_is_learnt_may_not(finished):
@@ -262,20 +277,23 @@ def test_ctrl_c_leaves_no_environment_process(tmp_path):
 
 
 def test_an_environment_that_hangs_while_it_is_evaluated_is_named():
-    factory = make_host("toys:Scripted", hang_at=2)
-    run = experiment(devices=1)
-    _, agent = run.make()
+    architecture = dataclasses.replace(experiment().architecture, step_timeout=0.5)
+    environment, agent = experiment(architecture=architecture, env_parameters={"hang_at": 2}).make()
     params = agent.actor_params(agent.init(jax.random.key(0)))
-    from podracer.envs import watched
+    with pytest.raises(TimeoutError, match=r"environments toys:Scripted: step has not come back for 0.5 s"):
+        evaluate(agent, environment, params, jax.random.key(0), 4)
 
-    defaults = watched.WatchedEnvironment.__init__.__kwdefaults__
-    before = dict(defaults)
-    try:
-        defaults["step_timeout"] = 0.5
-        with pytest.raises(TimeoutError, match=r"environments toys:Scripted: step has not come back for 0.5 s"):
-            evaluate(agent, factory, params, jax.random.key(0), 4)
-    finally:
-        defaults.update(before)
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_serial_runs_everything_of_the_environments_in_the_main_thread(serial, tmp_path, monkeypatch):
+    """So that a debugger that stops there stops all, and no time-out ends the run meanwhile."""
+    threads, emit = set(), ScriptedEnvironment._emit
+    monkeypatch.setattr(
+        ScriptedEnvironment, "_emit", lambda self: threads.add(threading.current_thread()) or emit(self)
+    )
+    architecture = dataclasses.replace(experiment().architecture, serial=serial)
+    experiment(devices=1, architecture=architecture, total_steps=80).run(tmp_path / "run", quiet=True)
+    assert (threads == {threading.main_thread()}) == serial
 
 
 def test_the_configuration_is_read_back(finished):

@@ -9,7 +9,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from sebulba.toys import Script, Watcher
+from sebulba.toys import Script, ScriptedEnvironment, Watcher
 
 from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs import HostFactory, JaxHostEnvironment, make
@@ -159,10 +159,26 @@ def test_the_lag_is_what_the_agent_saw():
 
 
 def test_parameters_may_change_at_every_step():
-    script = Script(delay=0.003)
-    _, windows = run(scripted(script, refresh="step", threads_per_actor_device=1, rollout_length=20), 4)
-    assert set(windows[0].lag) <= {0, 1}
-    assert sum(windows[0].lag.values()) == 4 * 8 * 20
+    class Dated(Watcher):
+        def init_memory(self, example):
+            return example.extras["updates"]
+
+        def update(self, learner, memory, trajectory, key, *, axis=None):
+            learner, _, metrics = super().update(learner, memory, trajectory, key, axis=axis)
+            return learner, trajectory.extras["updates"], metrics
+
+    config = {"refresh": "step", "threads_per_actor_device": 1, "rollout_length": 20}
+    sebulba, changed = scripted(Script(delay=0.003), Dated(), **config), []
+    with sebulba:
+        state = sebulba.init(0)
+        for _ in range(4):
+            state, window = sebulba.run(state, 1)
+            versions = np.asarray(state.memory)[0, :, 0]
+            assert (np.diff(versions) >= 0).all()
+            lag = dict(zip(*np.unique(int(state.updates) - 1 - versions, return_counts=True), strict=True))
+            assert window.lag == {age: 8 * rows for age, rows in lag.items()}
+            changed.append(len(lag) > 1)
+    assert any(changed)
 
 
 def test_steps_of_resets_are_not_counted():
@@ -248,8 +264,36 @@ def test_a_state_of_another_time_makes_actors_begin_anew():
         state, _ = sebulba.run(sebulba.init(0), 2)
         assert int(state.updates) == 2
         assert len(script.open) == 2
-    assert [(where.first_index, where.start) for where in script.made] == [(0, 0), (4, 0)] * 2
+    assert sorted((where.first_index, where.start) for where in script.made) == [(0, 0), (0, 0), (4, 0), (4, 0)]
     assert not script.open
+
+
+def test_a_state_from_elsewhere_makes_actors_begin_anew_though_it_is_as_old():
+    script = Script()
+    with scripted(script) as sebulba:
+        state, _ = sebulba.run(sebulba.init(0), 2)
+        state, _ = sebulba.run(state, 1)
+        assert len(script.made) == 2
+        sebulba.run(jax.tree.map(lambda x: x.copy(), state), 1)
+    assert [where.start for where in script.made] == [0, 0, 3, 3]
+
+
+def test_environments_that_ctrl_c_has_ended_too_do_not_spoil_the_state():
+    """A terminal sends it to all processes, also to those that belong to environments."""
+    stop = threading.Event()
+
+    class Interrupted(ScriptedEnvironment):
+        def step(self, action):
+            if self.steps == 12:
+                stop.set()
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    sebulba = scripted(max_lag=0)
+    sebulba.environments = HostFactory("interrupted", lambda where: Interrupted(Script(), where))
+    with sebulba:
+        state, window = sebulba.run(sebulba.init(0), 100, stop=stop)
+        assert int(state.updates) == window.updates == 2
 
 
 def test_a_state_that_was_donated_is_refused():
