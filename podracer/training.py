@@ -169,7 +169,7 @@ class _Run:
         metadata = dict(restored.metadata)
         now = self.architecture.mesh.size
         devices = metadata.pop("devices", now)
-        if devices != now:
+        if devices != now and isinstance(self.architecture, Anakin):
             self._warn(
                 f"the run was on {devices} device{'s' * (devices > 1)} and goes on with {now}: right, but not bit for "
                 f"bit what it would have been; --devices {devices} makes it so"
@@ -245,7 +245,8 @@ class _Run:
         experiment, counters = self.experiment, self.counters
         self.progress.close()
         if isinstance(self.architecture, Sebulba):
-            self.architecture.close()
+            for name in self.architecture.close():
+                self._warn(f"{name} did not end")
         if (slower := self.time_budget.bottleneck()) is not None:
             self.progress.message(f"bottleneck: {slower}")
         environment = experiment.make_environment()

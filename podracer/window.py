@@ -33,6 +33,7 @@ RESERVED = (
     "episode_return",
     "episode_length",
 )
+_RESERVED_BEGINNINGS = ("policy_lag_", "actor_time_", "learner_time_")
 
 
 @jax.tree_util.register_dataclass
@@ -71,8 +72,9 @@ class Window:
         Raises:
             ValueError: The agent uses a reserved name for a metric.
         """
-        if taken := sorted(set(RESERVED) & metrics.keys()):
-            raise ValueError(f"the agent names a metric {taken[0]!r}; reserved are {', '.join(RESERVED)}")
+        if taken := sorted(name for name in metrics if name in RESERVED or name.startswith(_RESERVED_BEGINNINGS)):
+            reserved = ", ".join((*RESERVED, *(f"{beginning}..." for beginning in _RESERVED_BEGINNINGS)))
+            raise ValueError(f"the agent names a metric {taken[0]!r}; reserved are {reserved}")
         watched = {name: getattr(trajectory.timestep, name) for name in _FROM_ENVIRONMENT} | metrics
         nonfinite = {name: _when_any(_is_nonfinite, x, update) for name, x in watched.items()}
         return cls(

@@ -240,7 +240,9 @@ class Naming(Instrument):
         return learner, memory, metrics | {self.name: jnp.float32(0)}
 
 
-@pytest.mark.parametrize("name", ["updates", "env_steps", "episode_return", "reward"])
+@pytest.mark.parametrize(
+    "name", ["updates", "env_steps", "episode_return", "reward", "policy_lag_1", "actor_time_step"]
+)
 def test_metrics_may_not_take_the_names_of_what_is_counted(name: str) -> None:
     with pytest.raises(ValueError, match=f"names a metric '{name}'; reserved are reward, "):
         anakin(Countdown(3), agent=Naming(name=name))

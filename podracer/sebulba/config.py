@@ -25,13 +25,13 @@ class SebulbaConfig:
         num_envs: Environments over all actor threads of all actor devices, which share them equally.
         rollout_length: Steps of each environment per trajectory, T.
         threads_per_actor_device: While the environments of one thread step, the device acts for another.
-        actor_devices: Places of the devices that act in JAX's list of local devices. None takes one in four, or the
-            only one.
+        actor_devices: Places of the devices that act in JAX's list of local devices. None takes one in four, or all
+            that do not learn if those are given, or the only one.
         learner_devices: Of those that learn; they may be the same. None takes all that do not act, or the only one.
         max_lag: How many updates the parameters that act may be behind: 0 alternates acting and learning, 1 overlaps
             them, and both give the same run every time. With more, actors take the newest parameters there are.
-        refresh: `rollout` acts a whole trajectory with the same parameters. `step` takes up new ones before any step,
-            as the paper does; it is for agents that correct for it, and runs are not repeatable.
+        refresh: `rollout` acts a whole trajectory with the same parameters. `step` takes up new ones between its
+            steps, as the paper does; it is for agents that correct for it, and runs are not repeatable.
         batch_splits: Cut what arrives into so many parts along the environments and learn from one after the other, so
             that the batch that acts and the batch that learns are chosen apart (arXiv 2104.06272, section 4).
         start_timeout: Seconds in which a thread's environments have to be made and reset.

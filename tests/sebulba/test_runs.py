@@ -18,8 +18,10 @@ from sebulba.toys import ScriptedEnvironment
 from tiny_runs import bits_of, metrics_of, saved_state
 
 from podracer import training
+from podracer.agents import IMPALAConfig
 from podracer.evaluate import evaluate
 from podracer.loading import load_policy
+from podracer.networks import NetworkConfig
 from podracer.sebulba import SebulbaConfig
 
 TESTS = pathlib.Path(__file__).parent.parent
@@ -113,6 +115,19 @@ def test_frames_are_counted_and_rated_as_steps_are(finished, tmp_path):
         assert line["frames"] == 4 * line["env_steps"]
         assert line["frames_per_second"] == 4 * line["steps_per_second"]
     assert not {"frames", "frames_per_second"} & finished.summary.keys()
+
+
+def test_returns_are_of_whole_games_and_unclipped_whatever_is_learnt_from(tmp_path):
+    """Of 3 steps with a reward of 5, in the middle of which a life is lost."""
+    agent = IMPALAConfig(reward_clip=1.0, network=NetworkConfig(hidden_sizes=(4,)))
+    script = {"reward": 5.0, "life_lost_at": 2}
+    result = experiment(devices=1, agent=agent, env_parameters=script, total_steps=160).run(
+        tmp_path / "run", quiet=True
+    )
+    returns = [line["episode_return"] for line in metrics_of(result.run_dir)]
+    assert returns == [15.0] * 4
+    assert list(result.evaluation.returns) == [15.0] * 4
+    assert list(result.evaluation.lengths) == [3] * 4
 
 
 def test_evaluation_is_the_same_from_a_checkpoint(finished):

@@ -18,7 +18,7 @@ from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec, StepType, T
 class Script:
     """What the environments do, and what they leave behind.
 
-    `length` is that of every episode; rewards are 1, observations `[global index, episode, step]`.
+    `length` is that of every episode; rewards are `reward`, observations `[global index, episode, step]`.
     """
 
     length: int = 3
@@ -31,6 +31,8 @@ class Script:
     nan_at: int | None = None
     make_delay: float = 0.0
     frames_per_step: int = 1
+    reward: float = 1.0
+    life_lost_at: int | None = None
     open: list["ScriptedEnvironment"] = dataclasses.field(default_factory=list)
     made: list[EnvironmentSlice] = dataclasses.field(default_factory=list)
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -60,8 +62,8 @@ class ScriptedEnvironment:
         ones = np.ones(self.num_envs, np.float32)
         self.observation[:] = np.stack([self.index, episode * ones, step * ones], -1)
         nan = self.script.nan_at is not None and self.steps >= self.script.nan_at
-        reward = ones * (0 if step == 0 else np.nan if nan else 1)
-        discount = ones * (kind != StepType.LAST)
+        reward = ones * (0 if step == 0 else np.nan if nan else self.script.reward)
+        discount = ones * (kind != StepType.LAST and step != self.script.life_lost_at)
         return TimeStep(
             np.full(self.num_envs, kind, np.int8),
             reward.astype(np.float32),
