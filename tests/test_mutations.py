@@ -196,6 +196,18 @@ MUTATIONS = [
         "sebulba/test_sebulba.py::test_what_came_before_it_was_stopped_is_learnt_from_when_it_goes_on",
     ),
     (
+        "sebulba/actor.py",
+        "if self._is_fresh_each_step and t:",
+        "if False:",
+        "sebulba/test_sebulba.py::test_parameters_may_change_at_every_step",
+    ),
+    (
+        "sebulba/runner.py",
+        "state.updates is not self._returned",
+        "False",
+        "sebulba/test_sebulba.py::test_a_state_from_elsewhere_makes_actors_begin_anew_though_it_is_as_old",
+    ),
+    (
         "sebulba/episodes.py",
         "np.where(first, 0, self.running_length + 1)",
         "np.where(first, 1, self.running_length + 1)",
