@@ -49,11 +49,11 @@ class Worker:
         except BaseException:
             self.hangs = True  # Whoever waits no longer must not be given this call's result for the next one.
             raise
-        if error is not None and not isinstance(error, Exception):
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:
             # Such as SystemExit, which would end this program as its own.
             raise RuntimeError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
-        if error is not None:
-            raise error
         return result
 
     def end(self) -> None:

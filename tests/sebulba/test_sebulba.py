@@ -24,6 +24,20 @@ def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(jax.device_get(jax.tree.map(data, tree)))]
 
 
+@dataclasses.dataclass(frozen=True)
+class Remembering(Watcher):
+    """Keeps of the last trajectory what acting remembered under a name."""
+
+    extra: str = "seen"
+
+    def init_memory(self, example):
+        return example.extras[self.extra]
+
+    def update(self, learner, memory, trajectory, key, *, axis=None):
+        learner, _, metrics = super().update(learner, memory, trajectory, key, axis=axis)
+        return learner, trajectory.extras[self.extra], metrics
+
+
 @functools.cache
 def compiled(agent, config):
     return Sebulba(agent, Script().factory(), config)
@@ -128,15 +142,7 @@ def test_column_b_is_the_same_environment_in_every_trajectory_and_rows_follow_ea
 
 
 def test_what_the_agent_keeps_is_no_view_of_the_environments_memory():
-    class Remembering(Watcher):
-        def init_memory(self, example):
-            return example.extras["seen"]
-
-        def update(self, learner, memory, trajectory, key, *, axis=None):
-            learner, _, metrics = super().update(learner, memory, trajectory, key, axis=axis)
-            return learner, trajectory.extras["seen"], metrics
-
-    state, _ = run(scripted(agent=Remembering(), threads_per_actor_device=1, num_envs=4), 2)
+    state, _ = run(scripted(agent=Remembering(extra="seen"), threads_per_actor_device=1, num_envs=4), 2)
     seen = state.memory.reshape(5, 4, 3)
     # `act` returns the observation as its state, so what it is given is the row before.
     before = np.arange(4, 9)
@@ -159,16 +165,8 @@ def test_the_lag_is_what_the_agent_saw():
 
 
 def test_parameters_may_change_at_every_step():
-    class Dated(Watcher):
-        def init_memory(self, example):
-            return example.extras["updates"]
-
-        def update(self, learner, memory, trajectory, key, *, axis=None):
-            learner, _, metrics = super().update(learner, memory, trajectory, key, axis=axis)
-            return learner, trajectory.extras["updates"], metrics
-
     config = {"refresh": "step", "threads_per_actor_device": 1, "rollout_length": 20}
-    sebulba, changed = scripted(Script(delay=0.003), Dated(), **config), []
+    sebulba, changed = scripted(Script(delay=0.003), Remembering(extra="updates"), **config), []
     with sebulba:
         state = sebulba.init(0)
         for _ in range(4):
