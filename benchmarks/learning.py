@@ -32,6 +32,11 @@ TARGETS = {
         Target("ppo_acrobot", -85, reference="own target"),
         Target("ppo_pendulum", -180, reference="own target"),
         Target("ppo_mountain_car_continuous", 90, reference="Gymnasium: solved at 90"),
+        Target("impala_breakout_minatar", 25, reference="gymnax 28, of PPO, at 1e7 steps"),
+        Target("ppo_memory", 0.9, reference="1 with memory, 0 without"),
+        Target("ppo_cartpole_gymnasium", 475, reference="Gymnasium: solved at 475"),
+        Target("ppo_half_cheetah", 1500, reference="own target"),
+        Target("ppo_pong", 18, reference="own target, within 12 million frames; 21 is all there is"),
     )
 }
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
+from podracer.machine import cores
+
 PACKAGES = ("podracer-rl", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -17,7 +19,7 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "usable_cores": usable_cores(),
+        "usable_cores": cores(),
         "memory_gib": round(_memory_bytes() / 2**30, 1),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "os": platform.platform(),
@@ -43,11 +45,6 @@ def host_hash(machine: dict[str, Any]) -> str:
     """Eight characters that are equal for equal hardware and system."""
     identity = "|".join(str(machine[key]) for key in ("cpu", "cores", "memory_gib", "os"))
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
-
-
-def usable_cores() -> int:
-    """The cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resident_megabytes() -> float:

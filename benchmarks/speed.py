@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.contestants import Entry
-from benchmarks.machine import usable_cores
 from benchmarks.ratios import Ratio, in_units
 from benchmarks.report import Section, show, yes_or_no
 from benchmarks.worker import Worker
+from podracer.machine import cores
 
 # Environment, num_envs, rollout_length, and the experiment whose network is the library's own choice.
 WORKLOADS = (
@@ -30,9 +30,9 @@ def entries_for(environment: str, num_envs: int, rollout_length: int, experiment
     textbook = Entry("textbook", environment, num_envs, rollout_length, experiment=experiment)
     library = dataclasses.replace(textbook, kind="library")
     entries = [textbook, library]
-    cores = usable_cores()
-    if cores > 1 and num_envs % cores == 0:
-        entries.append(dataclasses.replace(library, devices=cores))
+    usable = cores()
+    if usable > 1 and num_envs % usable == 0:
+        entries.append(dataclasses.replace(library, devices=usable))
     return [*entries, dataclasses.replace(library, devices=None, network="default")]
 
 

@@ -20,6 +20,7 @@ from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs.host import HostFactory
 from podracer.envs.names import unknown_name
 from podracer.fields import differences, flatten
+from podracer.machine import cores
 from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import EnvironmentSpec
 from podracer.window import MAX_ROWS_PER_CALL
@@ -262,11 +263,10 @@ class Experiment:
         """Has JAX make a CPU device per core, unless it runs already or was told how many to make."""
         is_told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
         if not is_told and "JAX_NUM_CPU_DEVICES" not in os.environ:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             # Refused where JAX runs already, with as many devices as it was started with.
             with contextlib.suppress(RuntimeError):
                 is_sebulba = isinstance(self.architecture, SebulbaConfig)
-                wanted = self._places() if is_sebulba else cores
+                wanted = self._places() if is_sebulba else cores()
                 jax.config.update("jax_num_cpu_devices", max(wanted, self.devices or 1))
 
     def _device_choices(self) -> list[list[jax.Device]]:

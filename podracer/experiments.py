@@ -141,6 +141,27 @@ register(
         total_steps=500_000,
     )
 )
+register(
+    Experiment(
+        name="impala_breakout_minatar",
+        env="gymnax:Breakout-MinAtar",
+        agent=IMPALAConfig(
+            optimizer="adam",
+            learning_rate=2e-3,
+            loss_reduction="mean",
+            max_grad_norm=0.5,
+            lambda_=0.95,
+            num_minibatches=4,
+            # With less of it, or with advantages as they are, policies settle for a loop that ends after 7 bricks.
+            normalize_advantages=True,
+            entropy_coefficient=0.15,
+            entropy_coefficient_end=0.0,
+            network=_MINATAR_PPO.network,
+        ),
+        architecture=AnakinConfig(num_envs=64, rollout_length=16),
+        total_steps=10_000_000,
+    )
+)
 
 # On the host, under Sebulba.
 register(

@@ -100,8 +100,8 @@ def train(
             run.start()
             run.train()
             return run.finish()
-        except ValueError as error:
-            # From here on it is not the input that is bad.
+        except (ValueError, BrokenPipeError) as error:
+            # From here on it is not the input that is bad, and no reader of standard output that has seen enough.
             raise RuntimeError(f"the run failed: {error}") from error
 
 

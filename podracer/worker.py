@@ -9,7 +9,7 @@ Returned = TypeVar("Returned")
 
 
 class Worker:
-    """A thread that runs one call after the other.
+    """A thread that runs one call after the other, from the first that has a limit on.
 
     Args:
         name: What errors call it.
@@ -22,8 +22,7 @@ class Worker:
         self._name, self.hangs = name, False
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        # A daemon: if it hangs, the process ends all the same.
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def call(self, what: str, function: Callable[[], Returned], timeout: float | None) -> Returned:
         """What the function returns.
@@ -40,6 +39,10 @@ class Worker:
         """
         if timeout is None:
             return function()
+        if self._thread is None:
+            # A daemon: if it hangs, the process ends all the same.
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
         self._calls.put(function)
         try:
             result, error = self._results.get(timeout=timeout)
@@ -56,8 +59,10 @@ class Worker:
             raise RuntimeError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
         return result
 
-    def end(self) -> None:
-        """Ends the thread once it has come back from what it does."""
+    def end(self, last: Callable[[], Any] | None = None) -> None:
+        """Ends the thread once it has come back from what it does, after a last call that nobody waits for."""
+        if last is not None:
+            self._calls.put(last)
         self._calls.put(None)
 
     def _serve(self) -> None:

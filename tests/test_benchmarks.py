@@ -17,6 +17,7 @@ from benchmarks.ratios import Ratio, in_units
 from benchmarks.worker import Worker, WorkerError
 from podracer import experiments
 from podracer.experiment import Experiment
+from podracer.machine import cores
 from podracer.run_directory import RunDirectory
 
 
@@ -67,7 +68,7 @@ def test_rates_have_three_digits(rate: float, text: str) -> None:
 
 
 def test_every_workload_is_raced_against_the_textbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "usable_cores", lambda: 2)
+    monkeypatch.setattr(speed, "cores", lambda: 2)
     for workload in speed.WORKLOADS:
         entries = speed.entries_for(*workload)
         assert [entry.kind for entry in entries] == ["textbook", "library", "library", "library"]
@@ -167,7 +168,7 @@ def test_the_table_says_what_it_was_made_on(tmp_path: pathlib.Path, monkeypatch:
     assert learning.main(["ppo_cartpole", "--out", str(tmp_path)]) == 0
     here = machine.describe()
     line = (tmp_path / "results.md").read_text().splitlines()[-1]
-    for part in (here["cpu"], f"{machine.usable_cores()} cores", f"jax {jax.__version__}", str(here["commit"])):
+    for part in (here["cpu"], f"{cores()} cores", f"jax {jax.__version__}", str(here["commit"])):
         assert part in line
 
 

@@ -20,6 +20,7 @@ from podracer.envs.packages import EnvironmentUnavailableError
 from podracer.experiment import Experiment
 from podracer.options import _one_line
 from podracer.run_directory import RunDirectory
+from podracer.sebulba import SebulbaConfig
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -257,6 +258,28 @@ def test_every_field_is_an_option(podracer_exits, trained, tmp_path):
     )
     assert run_dir == tmp_path
     assert more == {"resume": False, "overwrite": True, "quiet": True, "wandb_project": "mine"}
+
+
+def test_every_field_of_sebulba_is_an_option(podracer_exits, trained):
+    options = """--architecture sebulba --num-envs 16 --rollout-length 8 --serial --architecture.actor-devices 0
+        --architecture.learner-devices 2 5 --architecture.threads-per-actor-device 1 --architecture.max-lag 0
+        --architecture.refresh step --architecture.batch-splits 4 --architecture.start-timeout 9.5
+        --architecture.step-timeout 3 --architecture.max-restarts 2"""
+    assert podracer_exits("train", "tiny_catch", *options.split())[0] == 0
+    assert trained.pop()[0].architecture == SebulbaConfig(
+        num_envs=16,
+        rollout_length=8,
+        serial=True,
+        actor_devices=(0,),
+        learner_devices=(2, 5),
+        threads_per_actor_device=1,
+        max_lag=0,
+        refresh="step",
+        batch_splits=4,
+        start_timeout=9.5,
+        step_timeout=3.0,
+        max_restarts=2,
+    )
 
 
 def test_without_options_an_experiment_is_as_it_is_registered(podracer_exits, trained):

@@ -1,6 +1,8 @@
 """Whole episodes in host environments."""
 
 import dataclasses
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -79,9 +81,27 @@ def test_an_environment_draws_itself_if_it_can():
 
 def test_environments_that_fail_while_they_are_evaluated_are_closed():
     script = Script(fail_at=2)
-    with pytest.raises(RuntimeError, match="the emulator crashed"):
+    with pytest.raises(RuntimeError, match=r"^environments scripted: step: RuntimeError: the emulator crashed$"):
         evaluate(Watcher(), script.factory(), PARAMS, jax.random.key(0), 3)
     assert not script.open
+
+
+def test_environments_that_come_too_late_are_closed_and_their_thread_ends():
+    script = Script(make_delay=0.5)
+    factory = script.factory().with_timeouts(0.1, 0.1)
+    factory.__dict__["_facts"] = script.factory()._facts  # Which are not what is waited for here.
+    with pytest.raises(TimeoutError, match=r"making them has not come back for 0\.1 s"):
+        evaluate(Watcher(), factory, PARAMS, jax.random.key(0), 3)
+    end = time.monotonic() + 5
+    while (not script.made or script.open or "environments scripted" in names_of_threads()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(script.made) == 2  # One was asked for its spec.
+    assert not script.open
+    assert "environments scripted" not in names_of_threads()
+
+
+def names_of_threads():
+    return {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (3, 0)])

@@ -85,8 +85,8 @@ MUTATIONS = [
     ),
     (
         "agents/impala.py",
-        "-log_prob * corrected.advantage",
-        "log_prob * corrected.advantage",
+        "-log_prob * advantage",
+        "log_prob * advantage",
         "agents/test_impala.py::test_a_gradient_step_is_that_of_the_papers_loss",
     ),
     (
@@ -155,8 +155,13 @@ MUTATIONS = [
         "counts = progress.done",
         "test_evaluate.py::test_every_environment_plays_exactly_one_episode",
     ),
-    ("sebulba/channel.py", "wanted if self._max_lag <= 1 else newest", "newest", "sebulba/test_channel.py"),
-    ("sebulba/channel.py", "old < version - self._max_lag", "old < version", "sebulba/test_channel.py"),
+    (
+        "sebulba/parameter_slot.py",
+        "wanted if self._max_lag <= 1 else newest",
+        "newest",
+        "sebulba/test_parameter_slot.py",
+    ),
+    ("sebulba/parameter_slot.py", "old < version - self._max_lag", "old < version", "sebulba/test_parameter_slot.py"),
     ("sebulba/devices.py", "max(1, count // 4)", "max(1, count // 2)", "sebulba/test_devices.py"),
     ("sebulba/report.py", "update - rollout.versions", "rollout.versions - update", "sebulba/test_report.py"),
     (
@@ -191,8 +196,8 @@ MUTATIONS = [
     ),
     (
         "sebulba/crew.py",
-        "self._channels[len(self._collected) :]",
-        "self._channels",
+        "self._queues[len(self._collected) :]",
+        "self._queues",
         "sebulba/test_sebulba.py::test_what_came_before_it_was_stopped_is_learnt_from_when_it_goes_on",
     ),
     (

@@ -43,7 +43,8 @@ def test_a_call_that_hangs_is_named_in_time():
 
 def test_a_call_that_was_not_waited_for_is_not_answered_by_the_next():
     worker, release = Worker("worker"), threading.Event()
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    # To the thread that waits, as a terminal's Ctrl-C comes.
+    threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         worker.call("waiting", lambda: release.wait(30), 30)
     assert worker.hangs
@@ -60,4 +61,16 @@ def test_a_call_cannot_end_the_program():
 
 
 def test_without_a_limit_a_call_is_made_by_the_caller():
-    assert Worker("worker").call("looking", threading.current_thread, None) is threading.current_thread()
+    worker = Worker("a worker without a thread")
+    assert worker.call("looking", threading.current_thread, None) is threading.current_thread()
+    assert worker._name not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_last_call_is_made_when_what_hung_has_come_back():
+    worker, release, done = Worker("worker"), threading.Event(), threading.Event()
+    with pytest.raises(TimeoutError):
+        worker.call("waiting", lambda: release.wait(30), 0.1)
+    worker.end(done.set)
+    assert not done.wait(0.1)
+    release.set()
+    assert done.wait(5)

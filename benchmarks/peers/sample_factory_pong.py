@@ -19,6 +19,7 @@ def main():
     parser.add_argument("--batches-per-epoch", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--network", default="convnet_simple")
+    parser.add_argument("--units", type=int, default=512)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -27,8 +28,13 @@ def main():
             *(f"--num_workers={args.workers}", f"--num_envs_per_worker={args.envs_per_worker}"),
             *(f"--worker_num_splits={args.splits}", f"--rollout={args.length}", f"--batch_size={args.batch}"),
             *(f"--num_batches_per_epoch={args.batches_per_epoch}", f"--num_epochs={args.epochs}"),
-            *(f"--encoder_conv_architecture={args.network}", f"--train_for_seconds={args.seconds}"),
-            *("--use_rnn=False", "--save_every_sec=100000", "--experiment_summaries_interval=1000"),
+            *(f"--encoder_conv_architecture={args.network}", f"--encoder_conv_mlp_layers={args.units}"),
+            *(
+                f"--train_for_seconds={args.seconds}",
+                "--use_rnn=False",
+                "--save_every_sec=100000",
+                "--experiment_summaries_interval=1000",
+            ),
         ]
         log = subprocess.run(command, capture_output=True, text=True, check=True)
     # "Fps is (10 sec: 3276.8, 60 sec: 3003.7, ...). Total num frames: 163840." Frames are the emulator's.

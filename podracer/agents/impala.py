@@ -17,8 +17,17 @@ from podracer.agent import ActorOutput, Metrics
 from podracer.agents.forward import apply_over_time, apply_step, initial_params, initial_state
 from podracer.agents.optimization import descend, flat_optimizer, linear_schedule
 from podracer.networks import Network, NetworkConfig, RecurrentNetwork, actor_critic
-from podracer.ops import MinibatchGrid, clip_rewards, distribution_for, vtrace, zero_masked
-from podracer.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, check_fields, instance_of, one_of
+from podracer.ops import (
+    MinibatchGrid,
+    Moments,
+    clip_rewards,
+    distribution_for,
+    merge_moments,
+    normalize,
+    vtrace,
+    zero_masked,
+)
+from podracer.rules import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SWITCH, check_fields, instance_of, one_of
 from podracer.types import EnvironmentSpec, TimeStep, Trajectory, split_mask, valid_mask
 
 
@@ -40,6 +49,7 @@ class IMPALAConfig:
         lambda_: lambda of the targets and advantages.
         rho_clip: Bounds the importance weights of the targets and of the policy's gradient.
         c_clip: Bounds those by which later errors reach back; at most `rho_clip`.
+        normalize_advantages: To mean 0 and variance 1 over the rows of a gradient step on all devices.
         num_epochs: Passes over each trajectory; the targets are computed anew for each gradient step.
         num_minibatches: Gradient steps per pass, each on as many of the environments.
         reward_clip: Rewards are learnt from within `[-reward_clip, reward_clip]`; None does not clip.
@@ -64,6 +74,7 @@ class IMPALAConfig:
     lambda_: float = 1.0
     rho_clip: float = 1.0
     c_clip: float = 1.0
+    normalize_advantages: bool = False
     num_epochs: int = 1
     num_minibatches: int = 1
     reward_clip: float | None = None
@@ -88,6 +99,7 @@ class IMPALAConfig:
                 "lambda_": FRACTION,
                 "rho_clip": POSITIVE,
                 "c_clip": POSITIVE,
+                "normalize_advantages": SWITCH,
                 "num_epochs": COUNT,
                 "num_minibatches": COUNT,
                 "reward_clip": POSITIVE.or_none(),
@@ -230,7 +242,7 @@ class IMPALA:
         weight = valid.astype(jnp.float32) * (replicas / jnp.maximum(rows, 1))
 
         def loss(params: PyTree) -> tuple[jax.Array, Metrics]:
-            terms = {name: (weight * term).sum() for name, term in self._terms(params, trajectory).items()}
+            terms = {name: (weight * term).sum() for name, term in self._terms(params, trajectory, axis).items()}
             total = terms["policy_loss"] + config.value_coefficient * terms["value_loss"]
             total = total - rates["entropy_coefficient"] * terms["entropy"]
             return total * rows if config.loss_reduction == "sum" else total, terms
@@ -240,7 +252,7 @@ class IMPALA:
         new = descend(self._optimizer(), params, optimizer, gradients, rates["learning_rate"])
         return new, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
-    def _terms(self, params: PyTree, trajectory: Trajectory) -> dict[str, Float[Array, "T B"]]:
+    def _terms(self, params: PyTree, trajectory: Trajectory, axis: str | None) -> dict[str, Float[Array, "T B"]]:
         """What the loss and the metrics are sums of. On masked rows they are finite and mean nothing."""
         config, timestep, extras = self.config, trajectory.timestep, trajectory.extras
         observation, mask = split_mask(timestep.observation)
@@ -258,10 +270,14 @@ class IMPALA:
             config.rho_clip,
             config.c_clip,
         )
+        advantage = corrected.advantage
+        if config.normalize_advantages:
+            moments = merge_moments(Moments.zero(jnp.float32(0)), advantage, valid_mask(trajectory), axis)
+            advantage = normalize(advantage, moments, clip=jnp.inf)
         # Where the learner's policy is the one that acted, ratios are 1 but for rounding, which is no clipping.
         above = log_ratio > math.log(config.rho_clip) + 1e-3
         return {
-            "policy_loss": -log_prob * corrected.advantage,
+            "policy_loss": -log_prob * advantage,
             "value_loss": 0.5 * jnp.square(corrected.target - values[:-1]),
             "entropy": policy.entropy(),
             "rho": corrected.rho,

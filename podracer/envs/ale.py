@@ -183,6 +183,10 @@ def _vector(game: str, num_envs: int, settings: AleSettings) -> Any:
         full_action_space=settings.full_action_space,
         stack_num=settings.stack_num,
         frameskip=atari.FRAMES_PER_STEP,
+        maxpool=True,
+        grayscale=True,
+        img_height=84,
+        img_width=84,
         noop_max=settings.noop_max,
         use_fire_reset=settings.use_fire_reset,
         # An episode is a whole game, and its return what the game counted.

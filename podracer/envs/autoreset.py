@@ -13,7 +13,7 @@ from podracer.envs.base import Environment, Step
 from podracer.types import ArraySpec, EnvironmentSpec, StepType, TimeStep, key_shape, leaf_name
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # By identity: what is compiled is found by it, hashable or not.
 class Autoreset:
     """A batch of one environment, resetting itself on the step after LAST.
 
@@ -31,7 +31,7 @@ class Autoreset:
     """
 
     environment: Environment
-    _state: Any = dataclasses.field(init=False, repr=False, compare=False)
+    _state: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_state", _state_shape(self.environment))

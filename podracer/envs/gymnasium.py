@@ -7,7 +7,6 @@ environments without anything in between. `podracer.envs.gymnasium_spaces` says 
 
 import functools
 import inspect
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +24,8 @@ from podracer.envs.host import EnvironmentSlice, HostEnvironment
 from podracer.envs.names import check_parameters, unknown_name
 from podracer.envs.packages import EnvironmentUnavailableError, import_package, installed_version
 from podracer.envs.rendering import draw_observation, is_frame
+from podracer.machine import cores
+from podracer.rules import COUNT
 from podracer.types import EnvironmentSpec, TimeStep
 
 # What Gymnasium registers in this version, so that names can be listed and corrected without importing it.
@@ -96,8 +97,8 @@ def make(
     """
     if vectorization not in ("sync", "async"):
         raise unknown_name("vectorization of gymnasium", str(vectorization), ("sync", "async"))
-    if num_processes is not None and (vectorization != "async" or num_processes < 1):
-        raise ValueError(f'num_processes is {num_processes}; it must be 1 or more, with vectorization="async"')
+    if num_processes is not None and (vectorization != "async" or not COUNT.holds(num_processes)):
+        raise ValueError(f'num_processes is {num_processes!r}; it must be {COUNT.says}, with vectorization="async"')
     if reset_options is not None and not isinstance(reset_options, dict):
         raise ValueError(f"reset_options is {reset_options!r}; it must be a dict")
     gymnasium = import_package("gymnasium")
@@ -115,7 +116,7 @@ def make(
         if vectorization == "sync":
             steps: Any = _create(full_name, lambda: Columns(*arguments))
         else:
-            steps = _create(full_name, lambda: Processes(*arguments, num_processes or os.cpu_count() or 1))
+            steps = _create(full_name, lambda: Processes(*arguments, num_processes or cores()))
         return GymnasiumEnvironment(full_name, steps, where.num_envs)
 
     return make_slice

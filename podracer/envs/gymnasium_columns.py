@@ -165,7 +165,7 @@ def flatten(space: Any, observation: Any) -> list[Any]:
 
 
 def checked(leaf: Leaf, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The value of a leaf as an array, if it fills it without broadcasting or rounding.
+    """The value of a leaf as an array, if it fills it without broadcasting, rounding or cutting integers off.
 
     Raises:
         ValueError: It does not.
@@ -176,6 +176,11 @@ def checked(leaf: Leaf, value: Any, shape: tuple[int, ...]) -> np.ndarray:
             f"the observation at {leaf.name} is {array.dtype}{list(array.shape)}; its space says "
             f"{leaf.dtype}{list(shape)}"
         )
+    if np.dtype(leaf.dtype).kind in "iu" and not np.can_cast(array.dtype, leaf.dtype) and array.size:
+        limits = np.iinfo(leaf.dtype)
+        for bound in (array.min(), array.max()):
+            if not limits.min <= int(bound) <= limits.max:
+                raise ValueError(f"the observation at {leaf.name} has {bound}, which {leaf.dtype} does not hold")
     return array
 
 

@@ -32,7 +32,8 @@ class Spaces:
     """What an observation space and an action space are to an agent.
 
     Observations are pytrees as the spaces nest: a `Dict` is a dictionary, a `Tuple` a tuple. The leaves are `Box`,
-    `MultiBinary`, `MultiDiscrete`, and `Discrete` as one int32. Numbers of 64 bits become numbers of 32.
+    `MultiBinary`, `MultiDiscrete`, and `Discrete` as one int32. Numbers of 64 bits become numbers of 32;
+    an integer that does not fit is an error.
     Images keep their dtype and their axes, also where the channels come first.
 
     Actions are `Discrete`, `MultiDiscrete`, `MultiBinary` (two actions per component) or a bounded `Box` of reals.

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 
 from podracer.envs.actions import sample_action
 from podracer.envs.autoreset import Autoreset
-from podracer.envs.base import Environment
+from podracer.envs.packages import EnvironmentUnavailableError
 from podracer.envs.rendering import render
 from podracer.streams import Stream, fold_in_each, key_of_each, stream_key
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, key_shape, leaf_name
@@ -184,17 +184,29 @@ class JaxHostEnvironment:
     Its keys are those that Anakin uses, so that both architectures step through the same episodes.
 
     Args:
-        environment: A raw environment.
+        stream: Of a raw environment; batches of the same one share what is compiled.
         where: The slice.
+
+    Raises:
+        EnvironmentUnavailableError: JAX was told to leave the CPU out.
     """
 
-    def __init__(self, environment: Environment, where: EnvironmentSlice) -> None:
-        self._stream, self._where = Autoreset(environment), where
+    def __init__(self, stream: Autoreset, where: EnvironmentSlice) -> None:
+        self._stream, self._where = stream, where
         self._steps = 0
         self._state: PyTree = None
         self._timestep: Any = None
         # The host's own device, whatever the agent runs on.
-        self._device = jax.local_devices(backend="cpu")[0]
+        try:
+            self._device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError as error:
+            platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+            if not platforms or "cpu" in platforms.split(","):
+                raise
+            raise EnvironmentUnavailableError(
+                "a JAX environment on the host needs JAX's CPU device, which this program was told to leave out: "
+                f"JAX_PLATFORMS is {platforms!r}; {f'{platforms},cpu'!r} has it"
+            ) from error
         self._indices = where.first_index + np.arange(where.num_envs, dtype=np.uint32)
 
     @property
@@ -238,7 +250,7 @@ class JaxHostEnvironment:
         return jax.device_put((self._indices, *[np.uint32(number) for number in numbers]), self._device)
 
 
-# Compiled once for all batches of an environment: threads and restarts share it.
+# Compiled once for all batches of a stream: threads and restarts share it.
 @functools.partial(jax.jit, static_argnums=0)
 def _reset(
     stream: Autoreset, indices: jax.Array, seed: jax.Array, start: jax.Array, attempt: jax.Array
@@ -303,9 +315,8 @@ def check_timestep(name: str, spec: EnvironmentSpec, num_envs: int, timestep: Ti
 
     def check(path: Any, leaf_spec: ArraySpec, leaf: Any) -> None:
         shape, dtype = (num_envs, *leaf_spec.shape), leaf_spec.dtype
-        if (leaf.shape, str(leaf.dtype)) != (shape, dtype):
-            raise ValueError(
-                f"{name} emits {leaf.dtype}{list(leaf.shape)} at {leaf_name(path)}; {dtype}{list(shape)} is due"
-            )
+        found = getattr(leaf, "dtype", f"a {type(leaf).__name__} "), list(np.shape(leaf))
+        if found != (dtype, list(shape)):
+            raise ValueError(f"{name} emits {found[0]}{found[1]} at {leaf_name(path)}; {dtype}{list(shape)} is due")
 
     jax.tree_util.tree_map_with_path(check, expected, timestep)

@@ -4,6 +4,9 @@ import importlib
 import importlib.metadata
 from types import ModuleType
 
+# Of this distribution: what a package needs besides, in versions that work.
+_EXTRAS = {"ale-py": "atari", "envpool": "envpool", "gymnasium": "gymnasium", "wandb": "wandb"}
+
 
 class EnvironmentUnavailableError(ImportError, ValueError):
     """The environment is known but cannot be made here: its package or its data is missing, too old or broken."""
@@ -34,8 +37,9 @@ def import_package(package: str, module: str | None = None) -> ModuleType:
     except Exception as error:  # A package written for another JAX may raise anything while it is imported.
         # A dependency of an installed package may be what is missing: that package is broken, not absent.
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            extra = f", or podracer-rl with the extra [{_EXTRAS[package]}]" if package in _EXTRAS else ""
             raise EnvironmentUnavailableError(
-                f"the package {package} is not installed; install it with `pip install {package}`"
+                f"the package {package} is not installed; install it with `pip install {package}`{extra}"
             ) from error
         raise EnvironmentUnavailableError(
             f"{package} {installed_version(package) or '(unknown version)'} is installed but cannot be imported: "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer.envs import ale, catch, countdown, envpool, gymnasium, gymnax, probe
+from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.envs.host import HostFactory, JaxHostEnvironment
 from podracer.envs.names import check_parameters, unknown_name
@@ -125,8 +126,8 @@ def make_host(id: str, **parameters: Any) -> HostFactory:
     """
     if is_host(id):
         return HostFactory(id, _call(id, parameters))
-    environment = make(id, **parameters)
-    return HostFactory(id, lambda where: JaxHostEnvironment(environment, where))
+    stream = Autoreset(make(id, **parameters))
+    return HostFactory(id, lambda where: JaxHostEnvironment(stream, where))
 
 
 def is_host(id: str) -> bool:

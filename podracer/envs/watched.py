@@ -21,15 +21,20 @@ class WatchedEnvironment:
 
     Raises:
         TimeoutError: Making them, or whatever is asked of them later, takes longer.
+        RuntimeError: They raise something later, which is its cause.
     """
 
     def __init__(self, factory: HostFactory, where: EnvironmentSlice) -> None:
         self._start_timeout, self._step_timeout = factory.start_timeout, factory.step_timeout
         self._name = f"environments {factory.name}"
         self._worker = Worker(self._name)
-        self._environment: HostEnvironment = self._worker.call(
-            "making them", lambda: factory(where), self._start_timeout
-        )
+        made: list[HostEnvironment] = []
+        try:
+            self._worker.call("making them", lambda: made.append(factory(where)), self._start_timeout)
+        except BaseException:
+            self._worker.end(lambda: made[0].close() if made else None)  # If they come after all.
+            raise
+        (self._environment,) = made
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -40,10 +45,10 @@ class WatchedEnvironment:
         return self._environment.num_envs
 
     def reset(self) -> TimeStep:
-        return self._worker.call("reset", self._environment.reset, self._start_timeout)
+        return self._ask("reset", self._environment.reset, self._start_timeout)
 
     def step(self, action: PyTree) -> TimeStep:
-        return self._worker.call("step", lambda: self._environment.step(action), self._step_timeout)
+        return self._ask("step", lambda: self._environment.step(action), self._step_timeout)
 
     def attribute(self, name: str) -> Any:
         """An attribute that environments may have, such as `render`; None where they do not."""
@@ -51,7 +56,15 @@ class WatchedEnvironment:
 
     def call(self, what: str, function: Callable[[], Returned]) -> Returned:
         """Something else that the environments' thread is to do."""
-        return self._worker.call(what, function, self._step_timeout)
+        return self._ask(what, function, self._step_timeout)
+
+    def _ask(self, what: str, function: Callable[[], Returned], timeout: float | None) -> Returned:
+        try:
+            return self._worker.call(what, function, timeout)
+        except Exception as error:
+            if self._worker.hangs:
+                raise
+            raise RuntimeError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Ends them, or gives up on it after the time that a step may take."""
@@ -65,3 +78,5 @@ class WatchedEnvironment:
                 raise
         finally:
             worker.end()
+            if hung:
+                self._worker.end()

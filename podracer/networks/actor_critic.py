@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from podracer.networks.base import Network, RecurrentNetwork
-from podracer.networks.inputs import flattener, image
+from podracer.networks.inputs import ScaledBytes, flattener, image
 from podracer.networks.torsos import ACTIVATIONS, CNN, MLP, ResidualCNN, dense, smallest_image
 from podracer.ops.distributions import num_parameters
 from podracer.types import EnvironmentSpec, split_mask
@@ -56,6 +56,8 @@ class NetworkConfig:
         shared: Whether actor and critic share the torso, which halves the work of small networks on a CPU.
         recurrent_size: Units of a recurrent cell after a shared torso; 0 for none.
         recurrent_cell: Of which kind.
+        scaled_bytes: Which uint8 leaves of an observation are divided by 255: images, which have two axes or more, all
+            (such as the memory of an Atari console), or none.
 
     Raises:
         ValueError: A size is no integer or too small, or a name is unknown; the rule is said.
@@ -68,6 +70,7 @@ class NetworkConfig:
     shared: bool = False
     recurrent_size: int = 0
     recurrent_cell: Literal["lstm", "gru"] = "lstm"
+    scaled_bytes: ScaledBytes = "images"
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
@@ -75,6 +78,7 @@ class NetworkConfig:
             "activation": (*ACTIVATIONS, None),
             "shared": (False, True),
             "recurrent_cell": tuple(CELLS),
+            "scaled_bytes": get_args(ScaledBytes),
         }
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
@@ -164,9 +168,9 @@ def actor_critic(config: NetworkConfig, spec: EnvironmentSpec) -> Network | Recu
     """
     observation_spec, _ = split_mask(spec.observation)
     if config.torso == "mlp":
-        prepare, axes = flattener(observation_spec), 1
+        prepare, axes = flattener(observation_spec, config.scaled_bytes), 1
     else:
-        prepare, axes = image(observation_spec, config.smallest_image(), config.torso), 3
+        prepare, axes = image(observation_spec, config.smallest_image(), config.torso, config.scaled_bytes), 3
     outputs = num_parameters(spec.action)
     if config.recurrent_size:
         return _recurrent(config, RecurrentActorCritic(config, outputs), prepare)

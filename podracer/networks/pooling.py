@@ -65,5 +65,5 @@ def _along(axis: int, x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
 
 
 def _earlier_maximum(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Unlike `jnp.maximum`, which gives each half of the gradient where they are equal."""
-    return jnp.where(a >= b, a, b)
+    """Unlike `jnp.maximum`, which gives each half of the gradient where they are equal. A NaN stays one."""
+    return jnp.where((a >= b) | jnp.isnan(a), a, b)

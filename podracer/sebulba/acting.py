@@ -31,8 +31,10 @@ class Acting:
         params: The shapes of the agent's `actor_params`.
 
     Attributes:
+        spec: As given.
         device: As given.
         length: As given.
+        timestep: The shapes of a timestep `[B]`.
     """
 
     def __init__(
@@ -45,8 +47,7 @@ class Acting:
         device: jax.Device,
         params: PyTree,
     ) -> None:
-        self.device = device
-        self.length = length
+        self.spec, self.device, self.length = spec, device, length
         self._agent, self._num_shards = agent, num_shards
         self._batch_size = batch_size
         place = SingleDeviceSharding(device)
@@ -54,7 +55,7 @@ class Acting:
         def here(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
 
-        timestep = here(timestep_shape(spec, batch_size))
+        self.timestep = timestep = here(timestep_shape(spec, batch_size))
         params, key = here(params), here(key_shape())
         counters = here(jax.ShapeDtypeStruct((3,), jnp.uint32))
         state = here(jax.eval_shape(lambda: agent.init_actor(batch_size)))

@@ -12,13 +12,14 @@ from jaxtyping import PyTree
 
 from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, check_timestep
 from podracer.sebulba.acting import Acting
-from podracer.sebulba.channel import ParameterSlot, Pulse, Stopped
 from podracer.sebulba.episodes import HostEpisodes
-from podracer.types import Trajectory
+from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
+from podracer.sebulba.pulse import Pulse
+from podracer.types import TimeStep, Trajectory
 
 # What an actor's time goes to. Of the first three, the environments may take as long as they are given, and no longer.
 MAKING, RESETTING, STEPPING = "make", "reset", "step"
-ACTIVITIES = (MAKING, RESETTING, STEPPING, "act", "transfer", "parameters", "learner")
+ACTIVITIES = (MAKING, RESETTING, STEPPING, "act", "transfer", "parameters")
 
 
 class ActorError(RuntimeError):
@@ -87,6 +88,9 @@ class Actor:
         self._state: PyTree = None
         self._episodes = HostEpisodes.zero(where.num_envs)
         self._restarts = 0
+        self._structure: Any
+        leaves, self._structure = jax.tree.flatten(acting.timestep)
+        self._leaves = [(leaf.shape, leaf.dtype) for leaf in leaves]
 
     def rollout(self, number: int, key: jax.Array) -> Rollout:
         """The rollout that goes into update `number`, counted from 0.
@@ -134,8 +138,7 @@ class Actor:
             environment = self._factory(where)
         self._environment = environment
         with self._calling(RESETTING):
-            self._timestep = environment.reset()
-            check_timestep(self._factory.name, environment.spec, where.num_envs, self._timestep)
+            self._timestep = self._checked(environment.reset())
         return environment
 
     def _roll(self, environment: HostEnvironment, number: int, key: jax.Array, done: list[int]) -> Rollout:
@@ -156,7 +159,7 @@ class Actor:
             place = self.index, number, t
             buffers, self._state, action = acting.act(params, buffers, self._timestep, self._state, key, place)
             with self._calling(STEPPING):
-                self._timestep = environment.step(action)
+                self._timestep = self._checked(environment.step(action))
             pulse.enter("act")
             self._episodes.add(self._timestep)
             done.append(t)
@@ -166,6 +169,14 @@ class Actor:
         # Waited for: the host's memory of the last row is the environment's again after this.
         shards = jax.block_until_ready([jax.device_put(shard, device) for shard, device in pairs])
         return Rollout(shards, versions, self._episodes.take_finished())
+
+    def _checked(self, timestep: TimeStep) -> TimeStep:
+        """A timestep, if it is one of those that acting is compiled for."""
+        leaves, structure = jax.tree.flatten(timestep)
+        found = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
+        if structure != self._structure or found != self._leaves:
+            check_timestep(self._factory.name, self._acting.spec, self._where.num_envs, timestep)
+        return timestep
 
     @contextlib.contextmanager
     def _calling(self, activity: str) -> Any:
@@ -195,9 +206,7 @@ def run_actor(
     try:
         number = first
         while True:
-            rollout = actor.rollout(number, key)
-            actor.pulse.enter("learner")
-            put(rollout)
+            put(actor.rollout(number, key))
             number += 1
     except Stopped:
         pass

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from podracer.rules import COUNT, COUNT_FROM_0, POSITIVE, SWITCH, Rule, check_fields
+from podracer.rules import COUNT, COUNT_FROM_0, POSITIVE, SWITCH, Rule, check_fields, one_of
 
 
 def _are_places(value: Any) -> bool:
@@ -13,7 +13,6 @@ def _are_places(value: Any) -> bool:
 
 
 _PLACES = Rule("a tuple of different places, counted from 0", _are_places)
-_REFRESH = Rule("rollout or step", lambda value: value in ("rollout", "step"))
 _SECONDS = Rule("a positive number of seconds", POSITIVE.holds)
 
 
@@ -22,12 +21,14 @@ class SebulbaConfig:
     """Threads, devices and batches.
 
     Attributes:
-        num_envs: Environments over all actor threads of all actor devices, which share them equally.
+        num_envs: Environments over all actor threads of all actor devices, which share them equally. The default can be
+            shared by 1, 2, 4 or 8 devices.
         rollout_length: Steps of each environment per trajectory, T.
         threads_per_actor_device: While the environments of one thread step, the device acts for another.
         actor_devices: Places of the devices that act in JAX's list of local devices. None takes one in four, or all
             that do not learn if those are given, or the only one.
-        learner_devices: Of those that learn; they may be the same. None takes all that do not act, or the only one.
+        learner_devices: Of those that learn; they may be the same. None takes all that do not act, or the only one;
+            fewer where the environments cannot be divided among them.
         max_lag: How many updates the parameters that act may be behind: 0 alternates acting and learning, 1 overlaps
             them, and both give the same run every time. With more, actors take the newest parameters there are.
         refresh: `rollout` acts a whole trajectory with the same parameters. `step` takes up new ones between its
@@ -44,7 +45,7 @@ class SebulbaConfig:
         ValueError: A field is out of range or of another type; the field, its value and the rule are named.
     """
 
-    num_envs: int = 64
+    num_envs: int = 96
     rollout_length: int = 128
     threads_per_actor_device: int = 2
     actor_devices: tuple[int, ...] | None = None
@@ -67,7 +68,7 @@ class SebulbaConfig:
                 "actor_devices": _PLACES.or_none(),
                 "learner_devices": _PLACES.or_none(),
                 "max_lag": COUNT_FROM_0,
-                "refresh": _REFRESH,
+                "refresh": one_of("rollout", "step"),
                 "batch_splits": COUNT,
                 "start_timeout": _SECONDS,
                 "step_timeout": _SECONDS,

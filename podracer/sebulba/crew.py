@@ -1,5 +1,6 @@
 """The actors of a run: their threads, what passes to and from them, and how they end."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from jaxtyping import PyTree
 from podracer.envs.host import EnvironmentSlice, HostFactory
 from podracer.sebulba.acting import Acting
 from podracer.sebulba.actor import MAKING, RESETTING, STEPPING, Actor, Rollout, run_actor
-from podracer.sebulba.channel import Channel, ParameterSlot
 from podracer.sebulba.config import SebulbaConfig
+from podracer.sebulba.parameter_slot import ParameterSlot
 
 _LOOK = 0.05  # Seconds between two looks at whether all actors are well.
 # Seconds that threads have to end by themselves, then closing their environments, then the threads again. With what
@@ -50,7 +51,7 @@ class Crew:
         self._failures: list[BaseException] = []
         self._slots = [(one.device, ParameterSlot[PyTree](config.max_lag, self._stop)) for one in acting]
         self.actors: list[Actor] = []
-        self._channels: list[Channel[Rollout]] = []
+        self._queues: list[queue.Queue[Rollout]] = []
         self._keys: list[jax.Array] = []
         # Read to the host, since the key that came is part of a state that the learner donates.
         data, impl = np.array(jax.device_get(jax.random.key_data(key))), jax.random.key_impl(key)
@@ -72,7 +73,8 @@ class Crew:
                         is_fresh_each_step=config.refresh == "step",
                     )
                 )
-                self._channels.append(Channel(config.max_lag + 1, self._stop))
+                # Never full: a rollout beyond these would have to wait for its parameters first.
+                self._queues.append(queue.Queue(config.max_lag + 1))
                 self._keys.append(jax.random.wrap_key_data(jax.device_put(data, device), impl=impl))
         self._threads: list[threading.Thread] = []
 
@@ -95,8 +97,8 @@ class Crew:
             self._collected = [actor.rollout(self.next_update, key) for actor, key in pairs]
         else:
             self._start()
-            for channel in self._channels[len(self._collected) :]:
-                while (rollout := channel.get(_LOOK)) is None:
+            for waiting in self._queues[len(self._collected) :]:
+                while (rollout := _next(waiting)) is None:
                     # First: Ctrl-C may have ended the environments' processes, too.
                     if not is_wanted():
                         return None
@@ -144,12 +146,20 @@ class Crew:
     def _start(self) -> None:
         if self._threads:
             return
-        for actor, key, channel in zip(self.actors, self._keys, self._channels, strict=True):
+        for actor, key, ready in zip(self.actors, self._keys, self._queues, strict=True):
             # Daemons: a thread that hangs in an environment must not keep the process from ending.
-            arguments = (actor, self.next_update, key, channel.put, self._failures.append)
+            arguments = (actor, self.next_update, key, ready.put_nowait, self._failures.append)
             self._threads.append(threading.Thread(target=run_actor, args=arguments, name=actor.name, daemon=True))
         for thread in self._threads:
             thread.start()
+
+
+def _next(rollouts: queue.Queue[Rollout]) -> Rollout | None:
+    """The oldest rollout, None if there is none for a while."""
+    try:
+        return rollouts.get(timeout=_LOOK)
+    except queue.Empty:
+        return None
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> list[threading.Thread]:

@@ -26,7 +26,8 @@ class DeviceSplit:
         """What the configuration chooses among the host's devices.
 
         By default one device does both, and of several one in four acts, as the paper has it for agents without search
-        (arXiv 2104.06272, section 4): of 8, 2 act and 6 learn.
+        (arXiv 2104.06272, section 4): of 8, 2 act and 6 learn. Of those that are not named, fewer learn where the
+        environments cannot be divided among all.
 
         Raises:
             ValueError: There is no device of a place, or none is left for one of the two.
@@ -43,7 +44,9 @@ class DeviceSplit:
             free = [place for place in places if place not in (learners or ())] or list(places)
             actors = tuple(free if learners else free[: max(1, count // 4)])
         if learners is None:
-            learners = tuple(place for place in places if place not in actors) or actors
+            rest = tuple(place for place in places if place not in actors) or actors
+            fitting = (n for n in range(len(rest), 0, -1) if config.num_envs % _unit(config, len(actors), n) == 0)
+            learners = rest[: next(fitting, len(rest))]
         return cls(tuple(devices[place] for place in actors), tuple(devices[place] for place in learners))
 
 
@@ -54,9 +57,7 @@ def check_shares(config: SebulbaConfig, split: DeviceSplit) -> None:
         ValueError: They do not; the nearest numbers that do are named.
     """
     threads, learners = len(split.actors) * config.threads_per_actor_device, len(split.learners)
-    # A learner's part may have columns of several threads.
-    parts = max(1, config.batch_splits // math.gcd(threads, config.batch_splits))
-    unit = threads * learners * parts
+    unit = _unit(config, len(split.actors), learners)
     if config.num_envs % unit:
         below = config.num_envs // unit * unit
         nearest = " or ".join(str(n) for n in (below, below + unit) if n)
@@ -66,3 +67,11 @@ def check_shares(config: SebulbaConfig, split: DeviceSplit) -> None:
             f"({len(split.actors)} device{'s' * (len(split.actors) > 1)} x {config.threads_per_actor_device}), "
             f"{learners} learner device{'s' * (learners > 1)}{of_parts}; nearest valid: {nearest}"
         )
+
+
+def _unit(config: SebulbaConfig, actors: int, learners: int) -> int:
+    """What the number of environments has to be a multiple of, with so many devices."""
+    threads = actors * config.threads_per_actor_device
+    # A learner's part may have columns of several threads.
+    parts = max(1, config.batch_splits // math.gcd(threads, config.batch_splits))
+    return threads * learners * parts

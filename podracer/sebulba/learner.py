@@ -105,7 +105,7 @@ class Learning:
         """Arrays over all learner devices, for each actor, out of what is on each device. Nothing is copied."""
 
         def leaf(sharding: NamedSharding, *parts: jax.Array) -> jax.Array:
-            shape = _over_devices(parts[0].shape, sharding.spec, len(parts))
+            shape = _over_devices(parts[0].shape, sharding.spec, self.mesh.size)
             return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
         places = jax.tree.broadcast(self._arriving[0], rollouts[0][0])

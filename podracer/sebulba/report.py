@@ -101,8 +101,7 @@ def bottleneck(actor: dict[str, float], learner: dict[str, float]) -> str:
         actor: Shares of the time of all actors.
         learner: Shares of the learner's.
     """
-    actors_wait = actor["parameters"] + actor["learner"]
-    learner_waits = learner["trajectories"]
+    actors_wait, learner_waits = actor["parameters"], learner["trajectories"]
     if max(actors_wait, learner_waits) < 0.1:
         return f"balanced: actors wait {actors_wait:.0%} of their time, the learner {learner_waits:.0%}"
     if learner_waits >= actors_wait:

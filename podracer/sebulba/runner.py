@@ -16,11 +16,11 @@ from podracer import parallel
 from podracer.agent import Agent
 from podracer.envs.host import HostFactory
 from podracer.sebulba.acting import Acting
-from podracer.sebulba.channel import Pulse
 from podracer.sebulba.config import SebulbaConfig
 from podracer.sebulba.crew import Crew
 from podracer.sebulba.devices import DeviceSplit, check_shares
 from podracer.sebulba.learner import Learning, SebulbaState
+from podracer.sebulba.pulse import Pulse
 from podracer.sebulba.report import LEARNER_ACTIVITIES, SebulbaWindow, Tally, shares
 from podracer.types import key_shape
 from podracer.window import check_num_updates

@@ -1,12 +1,14 @@
 """IMPALA: the properties of every agent, and its own numbers by hand."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from test_ppo import DISCOUNTS, MASKED_SPEC, REWARDS, STEP_TYPES, hand_made_trajectory, linear_network
 
@@ -92,6 +94,7 @@ class TestRecurrent(AgentConformance):
             max_grad_norm=1.0,
             entropy_coefficient=0.01,
             entropy_coefficient_end=0.0,
+            normalize_advantages=True,
         )
         return config.make(spec, num_updates)
 
@@ -142,11 +145,18 @@ def paper_loss(
 
     samples = [(t, b) for t in range(length) for b in range(batch_size) if STEP_TYPES[t, b] != L]
     totals = dict.fromkeys(("policy_loss", "value_loss", "entropy", "rho", "rho_clip_fraction"), 0.0)
+    advantages = {}
+    for t, b in samples:
+        mixed = config.lambda_ * target(t + 1, b) + (1 - config.lambda_) * values[t + 1, b]
+        advantages[t, b] = min(config.rho_clip, ratio((t, b))) * (
+            reward[t + 1, b] + gamma[t + 1, b] * mixed - values[t, b]
+        )
+    if config.normalize_advantages:
+        mean, std = np.mean(list(advantages.values())), np.std(list(advantages.values()))
+        advantages = {i: (advantage - mean) / std for i, advantage in advantages.items()}
     for t, b in samples:
         p, rho = probabilities((t, b), params["policy"]), min(config.rho_clip, ratio((t, b)))
-        mixed = config.lambda_ * target(t + 1, b) + (1 - config.lambda_) * values[t + 1, b]
-        advantage = rho * (reward[t + 1, b] + gamma[t + 1, b] * mixed - values[t, b])
-        totals["policy_loss"] -= advantage * np.log(p[action[t, b]])
+        totals["policy_loss"] -= advantages[t, b] * np.log(p[action[t, b]])
         totals["value_loss"] += 0.5 * (target(t, b) - observation[t, b] @ params["value"]) ** 2
         totals["entropy"] -= sum(x * np.log(x) for x in p if x > 0)
         totals["rho"] += rho
@@ -161,6 +171,7 @@ def paper_loss(
     ("numbers", "scale"),
     [
         ({"entropy_coefficient": 0.2}, lambda g: g),
+        ({"normalize_advantages": True}, lambda g: g),
         (
             {
                 "optimizer": "rmsprop",
@@ -178,7 +189,7 @@ def paper_loss(
             lambda g: 0.5 * g / np.sqrt(0.9 + 0.1 * g**2 + 0.3),
         ),
     ],
-    ids=["adam, mean", "rmsprop, sum"],
+    ids=["adam, mean", "normalized", "rmsprop, sum"],
 )
 def test_a_gradient_step_is_that_of_the_papers_loss(numbers: dict[str, Any], scale: Any) -> None:
     weights = np.random.default_rng(1)
@@ -248,7 +259,7 @@ def test_a_truncation_and_a_termination_have_other_targets() -> None:
     )
     extras = IMPALAExtras(jnp.zeros((2, 2), jnp.int32), jnp.full((2, 2), -np.log(2), jnp.float32))
     trajectory = Trajectory(timestep, extras.sample, extras, ())
-    terms = jax.jit(agent._terms)(agent.init(jax.random.key(0)).params, trajectory)
+    terms = jax.jit(lambda params: agent._terms(params, trajectory, None))(agent.init(jax.random.key(0)).params)
     np.testing.assert_allclose(terms["value_loss"][0], [0.5 * (1 + 0.9 * 20 - 10) ** 2, 0.5 * (1 - 10) ** 2])
     np.testing.assert_allclose(terms["policy_loss"][0], np.log(2) * np.array([1 + 0.9 * 20 - 10, 1 - 10]), rtol=1e-5)
 
@@ -371,10 +382,10 @@ def test_every_ratio_is_1_on_what_the_learner_has_just_acted(
         # A fresh policy is nearly uniform whatever it sees.
         learner = dataclasses.replace(learner, params=jax.tree.map(lambda x: 3 * x, learner.params))
         _, trajectory, end = act_twice(agent, environment, learner.params, act_key)
-        ratios = agent._terms(learner.params, trajectory)["rho"]
+        ratios = agent._terms(learner.params, trajectory, None)["rho"]
         metrics = agent.update(learner, (), trajectory, update_key)[2]
         forgotten = dataclasses.replace(trajectory, actor_state=jax.tree.map(jnp.zeros_like, trajectory.actor_state))
-        other = agent._terms(learner.params, forgotten)["rho"]
+        other = agent._terms(learner.params, forgotten, None)["rho"]
         state = trajectory.actor_state
         if recurrent_size:  # The state that learning comes to after T rows is the one that acting goes on from.
             timestep = jax.tree.map(lambda x: x[:-1], trajectory.timestep)
@@ -391,6 +402,34 @@ def test_every_ratio_is_1_on_what_the_learner_has_just_acted(
         np.testing.assert_allclose(learnt, acted, atol=1e-6)
     if recurrent_size:
         assert np.abs(other[valid] - 1).max() > 1e-3
+
+
+def test_gradient_steps_are_made_one_after_the_other_each_on_some_of_the_environments() -> None:
+    """2 passes over 2 environments, one at a time, in an order that is drawn; a recurrent network with its states."""
+    network = NetworkConfig(hidden_sizes=(4,), recurrent_size=3)
+    rates = {"learning_rate": 0.05, "learning_rate_end": 0.05, "network": network, "optimizer": "adam"}
+    several = IMPALAConfig(num_epochs=2, num_minibatches=2, **rates).make(MASKED_SPEC, 10)
+    once = IMPALAConfig(**rates).make(MASKED_SPEC, 10)
+    states = jax.tree.map(lambda x: jax.random.normal(jax.random.key(5), x.shape), once.init_actor(2))
+    trajectory = dataclasses.replace(by_hand(), actor_state=states)
+    learner = once.init(jax.random.key(0))
+
+    def column(b: int) -> Trajectory:
+        rows = jax.tree.map(lambda x: x[:, b : b + 1], dataclasses.replace(trajectory, actor_state=()))
+        return dataclasses.replace(rows, actor_state=jax.tree.map(lambda x: x[b : b + 1], trajectory.actor_state))
+
+    update, ends = jax.jit(once.update), []
+    for order in itertools.product(((0, 1), (1, 0)), repeat=2):
+        after = learner
+        for b in (*order[0], *order[1]):
+            after, _, _ = update(after, (), column(b), jax.random.key(1))
+        ends.append(ravel_pytree(after.params)[0])
+    found, _, metrics = jax.jit(several.update)(learner, (), trajectory, jax.random.key(1))
+    distances = [float(jnp.abs(ravel_pytree(found.params)[0] - end).max()) for end in ends]
+    assert min(distances) < 1e-5
+    assert sorted(distances)[1] > 1e-4
+    assert int(found.updates) == 1
+    assert 0 < float(metrics["rho"]) < 1
 
 
 def test_weights_are_those_of_the_learners_policy_over_the_acting_one() -> None:

@@ -84,6 +84,20 @@ class TestRecurrent(AgentConformance):
         return dataclasses.replace(CONFIG, network=network, num_minibatches=1).make(spec, num_updates)
 
 
+class TestGRU(TestRecurrent):
+    def make(self, spec: EnvironmentSpec, num_updates: int) -> Agent:
+        network = NetworkConfig(hidden_sizes=(16,), recurrent_size=16, recurrent_cell="gru")
+        return dataclasses.replace(CONFIG, network=network, num_minibatches=1).make(spec, num_updates)
+
+
+def test_without_a_memory_the_probe_of_memory_is_not_solved() -> None:
+    class Forgetful(TestFeedForward):
+        remembers = True
+
+    with pytest.raises(AssertionError, match=r"the mean return on ProbeMemory is -?0\.\d+, not 1\.0"):
+        Forgetful().test_solves_memory()
+
+
 # By hand, with a network that is one matrix.
 
 

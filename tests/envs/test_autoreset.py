@@ -242,12 +242,6 @@ def test_faults_are_named_at_construction(fault, expected):
         assert part in str(error.value)
 
 
-def test_streams_are_hashable_and_equal_by_their_environment():
-    assert Autoreset(Countdown(3)) == Autoreset(Countdown(3))
-    assert hash(Autoreset(Countdown(3))) == hash(Autoreset(Countdown(3)))
-    assert Autoreset(Countdown(3)) != Autoreset(Countdown(4))
-
-
 def test_the_step_after_last_starts_a_fresh_episode():
     rows = rollout(envs.Catch(rows=4), 20, batch_size=8)
     starts = rows.observation[rows.step_type == F]

@@ -181,8 +181,9 @@ def test_listing_the_names_imports_no_gymnasium():
         ("CartPole-v1", {"vectorization": "asynch"}, "no vectorization of gymnasium 'asynch'; nearest: async"),
         ("CartPole-v1", {"sutton": True}, "gymnasium:CartPole-v1 named 'sutton'; nearest: sutton_barto_reward"),
         ("CartPole-v1", {"max_episode_step": 4}, "nearest: max_episode_steps"),
-        ("CartPole-v1", {"num_processes": 2}, "num_processes is 2; it must be 1 or more, with vectorization"),
+        ("CartPole-v1", {"num_processes": 2}, "num_processes is 2; it must be an integer of at least 1, with"),
         ("CartPole-v1", {"vectorization": "async", "num_processes": 0}, "num_processes is 0"),
+        ("CartPole-v1", {"vectorization": "async", "num_processes": 1.5}, "num_processes is 1.5"),
         ("CartPole-v1", {"reset_options": 3}, "reset_options is 3; it must be a dict"),
     ],
 )

@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium_play import VECTORIZATIONS, counters, played, stepped
 
 from podracer.envs import EnvironmentSlice, gymnasium
+from podracer.envs.gymnasium_columns import Leaf, checked
 from podracer.types import ArraySpec, BoundedSpec, DiscreteSpec, MaskedObservation, MultiDiscreteSpec
 
 gymnasium_toys.register()
@@ -40,6 +41,16 @@ def test_every_leaf_is_where_it_belongs(vectorization):
     every, two, one = [True] * 3, [False, True, True], [False, False, True]
     # On LAST the toy has no legal action, which no agent could draw from.
     assert rows.observation.action_mask[:, 0].tolist() == [every, one, two, every, every]
+
+
+def test_integers_are_narrowed_only_where_they_fit():
+    leaf = Leaf("x", (2,), "int32")
+    assert checked(leaf, np.asarray([2**31 - 1, -(2**31)]), (2,)).tolist() == [2**31 - 1, -(2**31)]
+    for value in (2**31, -(2**31) - 1):
+        with pytest.raises(ValueError, match=f"the observation at x has {value}, which int32 does not hold"):
+            checked(leaf, np.asarray([0, value]), (2,))
+    with pytest.raises(ValueError, match="has 4294967296, which uint32 does not hold"):
+        checked(Leaf("x", (), "uint32"), np.uint64(2**32), ())
 
 
 def test_a_mask_that_does_not_fit_the_actions_is_an_observation():

@@ -31,7 +31,7 @@ class TestProbeWithMask(HostEnvironmentConformance):
     num_steps = 40
 
     def make(self, where):
-        return JaxHostEnvironment(envs.make("podracer:ProbeMasked"), where)
+        return envs.make_host("podracer:ProbeMasked")(where)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_rows_of_a_slice_are_those_of_autoreset_with_the_keys_of_anakin():
     stream = Autoreset(Catch(rows=5, columns=3))
     actions = random_actions(stream.spec, num_steps, num_envs)
     where = EnvironmentSlice(2, first_index=1, seed=seed, rollout_length=rollout_length)
-    rows = host_rows(JaxHostEnvironment(Catch(rows=5, columns=3), where), actions[:, 1:])
+    rows = host_rows(JaxHostEnvironment(Autoreset(Catch(rows=5, columns=3)), where), actions[:, 1:])
     step = jax.jit(stream.step)
     state, timestep = jax.jit(stream.reset)(anakin_keys(seed, Stream.RESET, num_envs))
     assert difference(rows[0], jax.tree.map(lambda x: x[1:], timestep), 0) is None
@@ -88,7 +88,8 @@ def test_rows_are_those_that_anakin_trains_on():
     config = podracer.AnakinConfig(num_envs=2, rollout_length=5)
     anakin = podracer.Anakin(agent, Catch(rows=5, columns=3), config, devices=jax.devices()[:1])
     state = anakin.init(3)
-    environment = JaxHostEnvironment(Catch(rows=5, columns=3), EnvironmentSlice(2, seed=3, rollout_length=5))
+    stream = Autoreset(Catch(rows=5, columns=3))
+    environment = JaxHostEnvironment(stream, EnvironmentSlice(2, seed=3, rollout_length=5))
     timestep = environment.reset()
     assert difference(timestep, jax.device_get(state.rollout.timestep), 0) is None
     for update in range(3):
@@ -102,8 +103,10 @@ def test_rows_are_those_that_anakin_trains_on():
 
 
 def test_environments_of_a_resumed_run_and_of_another_attempt_begin_anew():
+    stream = Autoreset(Catch(columns=9))
+
     def start(**fields):
-        return JaxHostEnvironment(Catch(columns=9), EnvironmentSlice(8, **fields)).reset().observation.tolist()
+        return JaxHostEnvironment(stream, EnvironmentSlice(8, **fields)).reset().observation.tolist()
 
     starts = [start(), start(start=3), start(attempt=1)]
     assert all(starts[i] != starts[j] for i in range(3) for j in range(i))
@@ -115,6 +118,36 @@ def test_leaves_are_numpy_and_it_draws_itself():
     check_timestep("Catch", environment.spec, 2, timestep)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(timestep))
     assert environment.render().shape[2] == 3
+
+
+def test_without_the_cpu_among_jax_platforms_it_says_what_to_set(monkeypatch):
+    def refuse(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    factory, before = envs.make_host("podracer:Catch"), jax.config.jax_platforms
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    jax.config.update("jax_platforms", "cuda")
+    try:
+        with pytest.raises(envs.EnvironmentUnavailableError, match="JAX_PLATFORMS is 'cuda'; 'cuda,cpu' has it"):
+            factory(EnvironmentSlice(2))
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_environments_that_cannot_be_hashed_compile_once_for_all_batches():
+    class Unhashable(Catch):
+        __hash__ = None
+        traced = 0
+
+        def reset(self, key):
+            type(self).traced += 1
+            return super().reset(key)
+
+    stream = Autoreset(Unhashable(rows=5, columns=3))
+    JaxHostEnvironment(stream, EnvironmentSlice(2)).reset()
+    traced = Unhashable.traced
+    JaxHostEnvironment(stream, EnvironmentSlice(2, first_index=2)).reset()
+    assert Unhashable.traced == traced > 0
 
 
 # Slices.

@@ -137,6 +137,16 @@ def test_parameters_that_are_arrays_or_keys():
     assert envs.make("gymnax:FourRooms-misc", goal_fixed=[1, 2])._environment.goal_fixed.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(("id", "extra"), [("envpool:CartPole-v1", "envpool"), ("ale:pong", "atari")])
+def test_a_missing_package_is_named_with_the_extra_that_brings_what_it_needs(id, extra, monkeypatch):
+    def missing(module):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module.partition(".")[0])
+
+    monkeypatch.setattr(packages.importlib, "import_module", missing)
+    with pytest.raises(envs.EnvironmentUnavailableError, match=rf"or podracer-rl with the extra \[{extra}\]"):
+        envs.make_host(id)
+
+
 def test_lists_every_environment_with_its_package_and_version():
     entries = {entry.id: entry for entry in envs.list_environments()}
     assert {f"gymnax:{name}" for name in gymnax_package.registered_envs} < set(entries)

@@ -75,6 +75,33 @@ def test_uint8_images_are_divided_by_255_and_nothing_else_is(spec, value, expect
         assert prepared.dtype == ("uint8" if spec.dtype == "uint8" else "float32")
 
 
+@pytest.mark.parametrize(
+    ("scaled_bytes", "of_images", "of_vectors"), [("images", 1, 255), ("all", 1, 1), ("none", 255, 255)]
+)
+def test_which_bytes_are_scaled_can_be_said(scaled_bytes, of_images, of_vectors):
+    spec = {"image": IMAGE, "vector": ArraySpec((10,), "uint8")}
+    x = jax.tree.map(lambda leaf: jnp.full((2, *leaf.shape), 255, jnp.uint8), spec)
+    joined = flattener(spec, scaled_bytes)(x)
+    np.testing.assert_array_equal(joined[:, :60], of_images)
+    np.testing.assert_array_equal(joined[:, 60:], of_vectors)
+    prepared = image(IMAGE, 3, "cnn", scaled_bytes)(x["image"])
+    assert prepared.dtype == ("float32" if scaled_bytes == "none" else "uint8")
+    assert float(prepared.max()) == 255
+
+
+def test_a_network_scales_the_bytes_that_it_is_told_to():
+    spec = EnvironmentSpec(ArraySpec((6, 6, 1), "uint8"), DiscreteSpec(2))
+    network, unscaled = (actor_critic(NetworkConfig("cnn", scaled_bytes=which), spec) for which in ("images", "none"))
+    pixels = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 6, 6, 1)), jnp.uint8)
+    params = network.init(jax.random.key(0), pixels)
+    divided = jnp.asarray(pixels, jnp.float32) / 255
+    np.testing.assert_allclose(network.apply(params, pixels)[1], network.apply(params, divided)[1], rtol=1e-5)
+    floats = jnp.asarray(pixels, jnp.float32)
+    np.testing.assert_allclose(unscaled.apply(params, pixels)[1], unscaled.apply(params, floats)[1], rtol=1e-5)
+    with pytest.raises(ValueError, match="scaled_bytes is 'no'; valid: images, all, none"):
+        NetworkConfig(scaled_bytes="no")
+
+
 def test_an_image_that_was_normalised_is_not_scaled_again():
     # An agent that normalises observations hands on floats around 0, which 255 would make vanish.
     spec = ArraySpec((3, 3, 1), "uint8")

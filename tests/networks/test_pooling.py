@@ -34,6 +34,12 @@ def test_values_and_gradients_are_xlas(height, width):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
+def test_a_nan_stays_wherever_it_is():
+    x = jnp.zeros((9, 3, 3, 1)).at[jnp.arange(9), jnp.arange(9) // 3, jnp.arange(9) % 3].set(jnp.nan)
+    np.testing.assert_array_equal(jnp.isnan(max_pool(x)), jnp.isnan(plain(x)))
+    assert bool(jnp.isnan(max_pool(x)).any((1, 2, 3)).all())
+
+
 def test_only_other_platforms_select_and_scatter():
     function = jax.jit(jax.grad(lambda x: max_pool(x).sum()))
 

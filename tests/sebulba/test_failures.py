@@ -1,5 +1,6 @@
 """Whatever goes wrong ends the run within seconds, is named, and leaves nothing behind."""
 
+import dataclasses
 import threading
 import time
 import traceback
@@ -11,6 +12,7 @@ from sebulba.toys import Script, ScriptedEnvironment, Watcher
 
 from podracer.envs import EnvironmentSlice, HostFactory
 from podracer.sebulba import ActorError, Sebulba, SebulbaConfig
+from podracer.types import ArraySpec
 
 CONFIG = SebulbaConfig(8, 5, actor_devices=(0,), learner_devices=(0,), start_timeout=2.0, step_timeout=0.5)
 
@@ -167,6 +169,30 @@ def test_an_environment_that_breaks_its_spec_is_named():
         ActorError,
         r"reset: ValueError: doubling emits float64\[4, 3\] at \.observation; float32\[4, 3\] is due",
     )
+
+
+def test_an_environment_that_breaks_its_spec_later_or_has_another_is_named():
+    class Later(ScriptedEnvironment):
+        def step(self, action):
+            timestep = super().step(action)
+            return timestep if self.steps < 8 else dataclasses.replace(timestep, reward=0.5)
+
+    class Wider(ScriptedEnvironment):
+        @property
+        def spec(self):
+            return dataclasses.replace(Script().factory().spec, observation=ArraySpec((4,), "float32"))
+
+        def _emit(self):
+            observation = np.zeros((self.num_envs, 4), np.float32)
+            return dataclasses.replace(super()._emit(), observation=observation)
+
+    for kind, message in (
+        (Later, r"step: ValueError: other emits a float \[\] at \.reward; float32\[4\] is due"),
+        (Wider, r"reset: ValueError: other emits float32\[4, 4\] at \.observation; float32\[4, 3\] is due"),
+    ):
+        sebulba = failing(Script())
+        sebulba.environments = HostFactory("other", lambda where, kind=kind: kind(Script(), where))
+        ends(sebulba, ActorError, message)
 
 
 def test_an_error_in_the_learner_ends_the_actors(monkeypatch):

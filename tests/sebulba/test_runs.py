@@ -5,24 +5,30 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 
+import gymnasium
 import jax
+import numpy as np
 import pytest
+from envs import gymnasium_toys
 from sebulba.toy_runs import experiment
 from sebulba.toys import ScriptedEnvironment
 from tiny_runs import bits_of, metrics_of, saved_state
 
-from podracer import training
-from podracer.agents import IMPALAConfig
+import podracer
+from podracer import cli, training
+from podracer.agents import IMPALAConfig, PPOConfig
 from podracer.evaluate import evaluate
 from podracer.loading import load_policy
 from podracer.networks import NetworkConfig
 from podracer.sebulba import SebulbaConfig
+from podracer.sebulba.learner import Learning
 
 TESTS = pathlib.Path(__file__).parent.parent
 
@@ -99,14 +105,40 @@ def test_a_resumed_run_keeps_counters_and_schedules_and_says_what_begins_anew(
     assert metrics_of(run_dir)[-1]["updates"] == 12
 
 
+EXACT = {
+    "ppo, adam, moments of observations and returns": PPOConfig(
+        num_minibatches=2,
+        network=NetworkConfig(hidden_sizes=(4,)),
+        normalize_observations=True,
+        scale_rewards=True,
+    ),
+    "impala lstm, rmsprop": IMPALAConfig(network=NetworkConfig(hidden_sizes=(4,), recurrent_size=3)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_is_restored_is_exactly_what_was_saved(name, tmp_path, interrupted_after_5):
+    """Where environments that begin anew do what the others would have done, a resumed run ends as one that went on."""
+    architecture = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor_device=1, max_lag=0)
+    changes = {"architecture": architecture, "total_steps": 12 * 32, "env_parameters": {"numbered": False}}
+    changes["agent"] = EXACT[name]
+    whole = experiment(devices=1, **changes).run(tmp_path / "whole", quiet=True)
+    interrupted_after_5(experiment(devices=1, **changes), tmp_path / "run")
+    assert saved_state(tmp_path / "run")[0] == 5
+    resumed = experiment(devices=1, **changes).run(tmp_path / "run", resume=True, quiet=True)
+    assert bits_of(resumed.state) == bits_of(whole.state)
+    names = "updates", "env_steps", "learning_rate", "episode_return"
+    assert of_updates(tmp_path / "run", *names) == of_updates(tmp_path / "whole", *names)
+
+
 def test_the_rate_is_that_of_real_steps(tmp_path):
-    """4 environments that sleep 10 ms a step make at most 400 steps a second, and 3 of 4 rows are steps."""
-    architecture = SebulbaConfig(num_envs=4, rollout_length=20, threads_per_actor_device=1)
-    changes = {"architecture": architecture, "env_parameters": {"delay": 0.01}, "total_steps": 480}
+    """4 environments that sleep 50 ms a step make at most 80 steps a second, and 3 of 4 rows are steps."""
+    architecture = SebulbaConfig(num_envs=4, rollout_length=8, threads_per_actor_device=1)
+    changes = {"architecture": architecture, "env_parameters": {"delay": 0.05}, "total_steps": 320}
     result = experiment(devices=1, **changes).run(tmp_path / "run", quiet=True)
     rates = [line["steps_per_second"] for line in metrics_of(result.run_dir, timing=True)]
-    assert max(rates[2:]) <= 300 * 1.05
-    assert 60 < result.summary["steps_per_second"] <= 300
+    assert 60 * 0.8 < statistics.median(rates[2:]) <= 60 * 1.05
+    assert result.summary["steps_per_second"] <= 60
 
 
 def test_frames_are_counted_and_rated_as_steps_are(finished, tmp_path):
@@ -159,10 +191,77 @@ def test_an_environment_on_the_host_is_refused_under_anakin():
         experiment(architecture=AnakinConfig(8, 5)).make()
 
 
+ATARI = {
+    "ale": ("ale:pong", {}),
+    "envpool": ("envpool:Pong-v5", {}),
+    "envpool, two at a time": ("envpool:Pong-v5", {"batch_size": 2}),
+}
+
+
+@pytest.mark.parametrize("name", ATARI)
+def test_pixels_of_games_arrive_as_bytes_and_are_learnt_from(name):
+    env, parameters = ATARI[name]
+    network = NetworkConfig(torso="impala", channels=(2, 2), hidden_sizes=(8,), shared=True)
+    pong = podracer.experiments.get(
+        "impala_pong",
+        env=env,
+        env_parameters=parameters,
+        agent=IMPALAConfig(reward_clip=1.0, network=network),
+        architecture=SebulbaConfig(num_envs=4, rollout_length=4, threads_per_actor_device=1),
+        devices=1,
+    )
+    sebulba = pong.make_architecture()
+    seen, assemble = [], sebulba._learning.assemble
+    sebulba._learning.assemble = lambda parts: seen.append(assemble(parts)) or seen[-1]
+    with sebulba:
+        before = sebulba.init(0)
+        weights = bits_of(before.learner.params)
+        state, window = sebulba.run(before, 2)
+    (trajectory,) = seen[-1]
+    observation = trajectory.timestep.observation
+    assert (observation.shape, observation.dtype) == ((5, 4, 84, 84, 4), "uint8")
+    assert len(np.unique(observation)) > 2
+    window.summarize()  # Everything is finite.
+    assert int(window.env_steps) == 2 * 4 * 4
+    assert bits_of(state.learner.params) != weights
+
+
+@pytest.mark.parametrize("name", ["Blackjack-v1", "Tree-v0"])
+def test_observations_of_any_structure_go_from_gymnasium_to_a_resumed_run(
+    name, tmp_path, interrupted_after_5, monkeypatch
+):
+    """A tuple of numbers, and a tree with every kind of leaf and an action mask."""
+    own = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium, "registry", own)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", own)
+    gymnasium.register("Tree-v0", gymnasium_toys.Hidden)
+    agent = PPOConfig(num_minibatches=2, network=NetworkConfig(hidden_sizes=(4,), recurrent_size=3))
+    changes = {"env": f"gymnasium:{name}", "agent": agent, "devices": 1}
+    interrupted_after_5(experiment(**changes), tmp_path / "run")
+    result = experiment(**changes).run(tmp_path / "run", resume=True, quiet=True)
+    assert result.summary["updates"] == 12
+    assert result.evaluation.summary()["episodes"] == 4
+    loaded = load_policy(tmp_path / "run")
+    again = evaluate(loaded.agent, loaded.environment, loaded.params, loaded.key(), 4)
+    assert again.summary() == result.evaluation.summary()
+
+
 def test_a_jax_environment_runs_under_sebulba(tmp_path):
     changes = {"env": "podracer:Catch", "env_parameters": {"rows": 3, "columns": 3}, "devices": 1}
     result = experiment(**changes).run(tmp_path / "run", quiet=True)
     assert result.summary["evaluation"]["episodes"] == 4
+
+
+_started = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    for process in _started:
+        process.kill()
+        process.communicate()
+    _started.clear()
 
 
 def start(*arguments, script=""):
@@ -178,7 +277,9 @@ def start(*arguments, script=""):
     command = [sys.executable, "-c", textwrap.dedent(beginning), "--import", "sebulba.toy_runs", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    _started.append(subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes))
+    return _started[-1]
 
 
 def wait_for_updates(process, run_dir, count):
@@ -222,6 +323,40 @@ def test_ctrl_c_is_heard_while_environments_hang(tmp_path):
     assert saved_state(run_dir)[0] == 2
 
 
+# What prints a line when the command is there, and the options that keep it there.
+STAGES = {
+    # XLA itself hears nothing before it is done.
+    "compiling": ("import jax, time; jax.stages.Lowered.compile = lambda *a: print(flush=True) or time.sleep(60)", []),
+    "making environments": (
+        "from sebulba import toy_runs as t; made = t.ScriptedEnvironment.__init__; "
+        "t.ScriptedEnvironment.__init__ = lambda *a: a[2].num_envs > 1 and print(flush=True) or made(*a)",
+        ["make_delay", "60"],
+    ),
+    # At a step that training does not come to.
+    "evaluating": (
+        "from podracer import training; evaluate = training.evaluate; "
+        "training.evaluate = lambda *a: print(flush=True) or evaluate(*a)",
+        ["hang_at", "80", "length", "100"],
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_is_heard_at_every_stage(stage, tmp_path):
+    script, parameters = STAGES[stage]
+    options = ["--architecture.step-timeout", "100", *(["--env-parameters", *parameters] if parameters else [])]
+    process = start("train", "tiny_scripted", "--quiet", "--run-dir", tmp_path / "run", *options, script=script)
+    too_late = threading.Timer(200, process.kill)
+    too_late.start()
+    assert process.stdout.readline() == "\n", process.communicate()[1]
+    too_late.cancel()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert ends_with(process, 130, 10)[-1] == "podracer: interrupted"
+    if stage == "evaluating":
+        assert saved_state(tmp_path / "run")[0] == 12
+
+
 def test_a_crash_is_one_line_and_exit_code_1_and_keeps_the_last_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     options = ["--env-parameters", "fail_at", "28"]
@@ -239,18 +374,49 @@ def test_an_environment_that_hangs_ends_the_run_with_exit_code_1(tmp_path):
     wait_for_updates(process, run_dir, 2)
     error = ends_with(process, 1, 10)[-1]
     assert "toys:Scripted 0 to 3: step has not come back" in error
+    assert saved_state(run_dir)[0] == 2
 
 
-@pytest.mark.parametrize("where", ["log", "evaluation"])
-def test_what_fails_beside_learning_ends_the_actors_too(where, tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError(f"the {where} broke")
+@pytest.fixture
+def fails(capsys):
+    """A command that has to end with exit code 1 and no thread; gives the last line of its error."""
 
-    target = {"log": (training.JsonlLogger, "write"), "evaluation": (training, "evaluate")}[where]
-    monkeypatch.setattr(*target, fail)
-    with pytest.raises(RuntimeError, match=f"the {where} broke"):
-        experiment(devices=1).run(tmp_path / "run", quiet=True)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([str(argument) for argument in arguments])
+        assert stopped.value.code == 1
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "saved"),
+    [(Learning, "update", 4), (training.JsonlLogger, "write", 4), (training, "evaluate", 12)],
+)
+def test_what_breaks_anywhere_ends_the_run_and_keeps_the_last_checkpoint(
+    module, name, saved, fails, tmp_path, monkeypatch
+):
+    calls, function = [], getattr(module, name)
+
+    def breaks(*arguments, **options):
+        calls.append(name)
+        if len(calls) == 6 or name == "evaluate":
+            raise RuntimeError("it broke")
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, breaks)
+    error = fails("train", "tiny_scripted", "--quiet", "--run-dir", tmp_path / "run", "--devices", 1)
+    assert "it broke" in error
+    assert saved_state(tmp_path / "run")[0] == saved
+
+
+def test_a_reward_that_is_no_number_ends_the_run_and_is_named(fails, tmp_path):
+    options = ["--run-dir", tmp_path / "run", "--devices", 1, "--env-parameters", "nan_at", 22]
+    error = fails("train", "tiny_scripted", "--quiet", *options)
+    # Update 5 has the steps 21 to 25.
+    assert error == "podracer: reward was not finite at update 5; the last checkpoint is of update 4"
 
 
 def children_of(process):
@@ -284,9 +450,10 @@ def test_an_environment_process_that_dies_ends_the_run_and_leaves_no_other(tmp_p
     assert are_gone(children)
 
 
-def test_ctrl_c_leaves_no_environment_process(tmp_path):
+def test_ctrl_c_in_a_terminal_leaves_no_environment_process(tmp_path):
+    """Which sends it to all processes of the command."""
     process, children = in_processes(tmp_path / "run")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     assert ends_with(process, 130, 10)[-1] == "podracer: interrupted"
     assert are_gone(children)
 
@@ -309,6 +476,24 @@ def test_serial_runs_everything_of_the_environments_in_the_main_thread(serial, t
     architecture = dataclasses.replace(experiment().architecture, serial=serial)
     experiment(devices=1, architecture=architecture, total_steps=80).run(tmp_path / "run", quiet=True)
     assert (threads == {threading.main_thread()}) == serial
+
+
+def test_every_command_takes_a_run_under_sebulba(finished, capsys, tmp_path):
+    def outputs(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--import", "sebulba.toy_runs", *map(str, arguments)])
+        output = capsys.readouterr()
+        assert stopped.value.code == 0, output.err
+        return output.out
+
+    shown = json.loads(outputs("evaluate", finished.run_dir, "--episodes", 4, "--json"))
+    assert (shown["mean"], shown["episodes"], shown["updates"]) == (3.0, 4, 12)
+    outputs("record", finished.run_dir, "--out", tmp_path / "episode.gif")
+    outputs("plot", finished.run_dir, "--out", tmp_path / "curve.png")
+    assert {path.name for path in tmp_path.iterdir()} >= {"episode.gif", "curve.png"}
+    before = bits_of(finished.state)
+    outputs("resume", finished.run_dir, "--quiet")
+    assert saved_state(finished.run_dir)[1] == before
 
 
 def test_the_configuration_is_read_back(finished):

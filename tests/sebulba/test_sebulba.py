@@ -5,14 +5,17 @@ import functools
 import logging
 import threading
 import time
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from sebulba.toys import Script, ScriptedEnvironment, Watcher
 
+from podracer.agents import IMPALAConfig, PPOConfig
 from podracer.anakin import Anakin, AnakinConfig
-from podracer.envs import HostFactory, JaxHostEnvironment, make
+from podracer.envs import Autoreset, HostFactory, JaxHostEnvironment, make
+from podracer.networks import NetworkConfig
 from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import StepType
 
@@ -65,7 +68,8 @@ def test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin():
     environment, devices = make("gymnax:CartPole-v1", max_steps_in_episode=7), jax.devices()[:1]
     anakin = Anakin(Watcher(4), environment, AnakinConfig(6, 5), devices)
     expected, anakin_window = anakin.run(anakin.init(7), 4)
-    factory = HostFactory("cartpole", lambda where: JaxHostEnvironment(environment, where))
+    stream = Autoreset(environment)
+    factory = HostFactory("cartpole", lambda where: JaxHostEnvironment(stream, where))
     config = SebulbaConfig(6, 5, threads_per_actor_device=1, max_lag=0)
 
     sebulba = Sebulba(Watcher(4), factory, config, devices)
@@ -76,6 +80,72 @@ def test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin():
     found, wanted = window.summarize(), anakin_window.summarize()
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     assert int(window.env_steps) == int(anakin_window.env_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping:
+    """An agent without a memory of its own, with the last trajectory for one."""
+
+    agent: Any
+
+    def __getattr__(self, name):
+        return getattr(self.agent, name)
+
+    def init_memory(self, example):
+        return example
+
+    def update(self, learner, memory, trajectory, key, *, axis=None):
+        learner, _, metrics = self.agent.update(learner, (), trajectory, key, axis=axis)
+        return learner, trajectory, metrics
+
+
+AGENTS = {
+    "ppo": PPOConfig(num_minibatches=2, network=NetworkConfig(hidden_sizes=(8,))),
+    "ppo lstm": PPOConfig(num_minibatches=2, network=NetworkConfig(hidden_sizes=(8,), recurrent_size=4)),
+    "impala gru": IMPALAConfig(
+        network=NetworkConfig(hidden_sizes=(8,), recurrent_size=4, recurrent_cell="gru"), reward_clip=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_without_lag_a_trajectory_is_anakins_leaf_by_leaf(name):
+    environment, devices = make("podracer:Catch", rows=5, columns=3), jax.devices()[:1]
+    agent = Keeping(AGENTS[name].make(environment.spec, 10))
+    anakin = Anakin(agent, environment, AnakinConfig(6, 12), devices)
+    expected = anakin.run(anakin.init(3), 2)[0].memory
+    config = SebulbaConfig(6, 12, threads_per_actor_device=1, max_lag=0)
+    stream = Autoreset(environment)
+    factory = HostFactory("catch", lambda where: JaxHostEnvironment(stream, where))
+    with Sebulba(agent, factory, config, devices) as sebulba:
+        found = sebulba.run(sebulba.init(3), 2)[0].memory
+    # What was done and seen bit by bit, and what networks gave to rounding, for they are compiled among other things.
+    assert bits((found.timestep, found.action)) == bits((expected.timestep, expected.action))
+    assert len(np.unique(found.action)) == 3
+    assert (np.asarray(found.timestep.step_type) == StepType.FIRST).sum() > 6
+    # In the middle of an episode, so that the state which recurrent networks act from is not that of a fresh one.
+    assert (np.asarray(found.timestep.step_type)[0, 0] != StepType.FIRST).all()
+    rest = jax.tree.leaves_with_path((expected.extras, expected.actor_state))
+    for (path, leaf), other in zip(rest, jax.tree.leaves((found.extras, found.actor_state)), strict=True):
+        np.testing.assert_allclose(other, leaf, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("ppo", {"actor_devices": (0,), "learner_devices": (1, 2)}),
+        ("ppo lstm", {"max_lag": 0}),
+        ("impala gru", {}),
+    ],
+)
+def test_two_runs_of_a_real_agent_are_equal_whatever_the_timing(name, config):
+    agent = AGENTS[name].make(ScriptedEnvironment.spec, 10)
+    first, _ = run(scripted(Script(jitter=True), agent, **config), 2, 2)
+    again, _ = run(scripted(Script(jitter=True, delay=0.002), agent, **config), 4)
+    assert bits(first) == bits(again)
+    with scripted(agent=agent, **config) as sebulba:
+        other, _ = sebulba.run(sebulba.init(8), 4)
+    assert bits(first.learner) != bits(other.learner)
 
 
 SETS = {
@@ -164,6 +234,15 @@ def test_the_lag_is_what_the_agent_saw():
             assert sum(window.lag.values()) == 4 * 8 * 5
 
 
+def test_actors_may_be_further_ahead_but_no_further_than_they_may(monkeypatch):
+    sebulba = scripted(Script(jitter=True), max_lag=3)
+    update = sebulba._learning.update
+    monkeypatch.setattr(sebulba._learning, "update", lambda *arguments: time.sleep(0.1) or update(*arguments))
+    _, windows = run(sebulba, 10)
+    assert 1 < max(windows[0].lag) <= 3
+    assert sum(windows[0].lag.values()) == 10 * 8 * 5
+
+
 def test_parameters_may_change_at_every_step():
     config = {"refresh": "step", "threads_per_actor_device": 1, "rollout_length": 20}
     sebulba, changed = scripted(Script(delay=0.003), Remembering(extra="updates"), **config), []
@@ -212,14 +291,15 @@ def test_parts_are_refused_to_an_agent_with_a_memory():
         scripted(batch_splits=2)
 
 
-def test_the_running_learner_moves_nothing_and_nothing_is_compiled_again():
+@pytest.mark.parametrize("devices", SETS.values(), ids=SETS)
+def test_the_running_learner_moves_nothing_and_nothing_is_compiled_again(devices):
     compiled = []
     handler = logging.Handler()
     handler.emit = lambda record: compiled.append(record.getMessage())
     logger = logging.getLogger("jax")
     logger.addHandler(handler)
     try:
-        with scripted() as sebulba:
+        with scripted(**devices) as sebulba:
             state, _ = sebulba.run(sebulba.init(0), 1)
             with jax.transfer_guard("disallow"), jax.log_compiles():
                 state, window = sebulba.run(state, 4)

@@ -1,5 +1,7 @@
 """Trying numbers of threads and environments."""
 
+import re
+
 import pytest
 from sebulba.toy_runs import experiment
 
@@ -42,7 +44,16 @@ def test_the_command_prints_the_options_of_the_fastest(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["threads", "envs", "rollout", "steps/s", "frames/s", "slower"]
     assert len(lines) == 1 + 8 + 1
-    assert lines[-1].startswith("fastest: --num-envs ")
+    rates = {}
+    for line in lines[1:-1]:
+        threads, num_envs, length, rate = line.split()[:4]
+        if rate != "-":
+            rates[int(threads), int(num_envs), int(length)] = int(rate.replace(",", ""))
+    named = re.fullmatch(
+        r"fastest: --num-envs (\d+) --rollout-length (\d+) --architecture.threads-per-actor-device (\d+)", lines[-1]
+    )
+    num_envs, length, threads = map(int, named.groups())
+    assert rates[threads, num_envs, length] == max(rates.values())
 
 
 @pytest.mark.parametrize("arguments", [[], ["anakin", "tiny_scripted"], ["sebulba", "tiny_scripted", "--seconds", "0"]])

@@ -18,7 +18,8 @@ from podracer.types import ArraySpec, DiscreteSpec, EnvironmentSpec, StepType, T
 class Script:
     """What the environments do, and what they leave behind.
 
-    `length` is that of every episode; rewards are `reward`, observations `[global index, episode, step]`.
+    `length` is that of every episode; rewards are `reward`, observations `[global index, episode, step]`, where the
+    episode is 0 unless they are `numbered`.
     """
 
     length: int = 3
@@ -33,6 +34,7 @@ class Script:
     frames_per_step: int = 1
     reward: float = 1.0
     life_lost_at: int | None = None
+    numbered: bool = True
     open: list["ScriptedEnvironment"] = dataclasses.field(default_factory=list)
     made: list[EnvironmentSlice] = dataclasses.field(default_factory=list)
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -60,7 +62,7 @@ class ScriptedEnvironment:
         episode, step = divmod(self.steps, self.script.length + 1)
         kind = StepType.FIRST if step == 0 else StepType.LAST if step == self.script.length else StepType.MID
         ones = np.ones(self.num_envs, np.float32)
-        self.observation[:] = np.stack([self.index, episode * ones, step * ones], -1)
+        self.observation[:] = np.stack([self.index, episode * self.script.numbered * ones, step * ones], -1)
         nan = self.script.nan_at is not None and self.steps >= self.script.nan_at
         reward = ones * (0 if step == 0 else np.nan if nan else self.script.reward)
         discount = ones * (kind != StepType.LAST and step != self.script.life_lost_at)

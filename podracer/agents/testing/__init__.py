@@ -177,9 +177,9 @@ class AgentConformance(ProtocolConformance):
 
     def _sebulba(self, devices: list[jax.Device], **places: Any) -> SebulbaState:
         """The state after 3 updates without lag, of one actor."""
-        environment = Patchwork(self.actions[0])
+        stream = Autoreset(Patchwork(self.actions[0]))
         config = SebulbaConfig(self.num_envs, self.rollout_length, threads_per_actor_device=1, max_lag=0, **places)
-        factory = HostFactory("patchwork", lambda where: JaxHostEnvironment(environment, where))
+        factory = HostFactory("patchwork", lambda where: JaxHostEnvironment(stream, where))
         with Sebulba(self._agent(), factory, config, devices) as sebulba:
             return sebulba.run(sebulba.init(0), 3)[0]
 

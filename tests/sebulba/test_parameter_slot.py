@@ -1,43 +1,11 @@
-"""What passes between threads."""
+"""Which parameters a rollout acts with."""
 
 import threading
 import time
 
 import pytest
 
-from podracer.sebulba.channel import Channel, ParameterSlot, Pulse, Stopped
-
-
-def test_a_channel_gives_items_in_order_and_none_after_the_time_out():
-    channel = Channel(2, threading.Event())
-    channel.put("a")
-    channel.put("b")
-    began = time.perf_counter()
-    assert [channel.get(1), channel.get(1), channel.get(0.05)] == ["a", "b", None]
-    assert time.perf_counter() - began < 0.5
-
-
-def test_a_full_channel_waits_for_room_and_ends_with_the_run():
-    stop = threading.Event()
-    channel = Channel(1, stop)
-    channel.put("a")
-    ended = []
-
-    def put():
-        channel.put("b")
-        with pytest.raises(Stopped):
-            channel.put("c")
-        ended.append(True)
-
-    thread = threading.Thread(target=put)
-    thread.start()
-    assert channel.get(1) == "a"
-    time.sleep(0.05)
-    assert not ended
-    stop.set()
-    thread.join(1)
-    assert ended == [True]
-    assert channel.get(0) == "b"
+from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
 
 
 @pytest.mark.parametrize(("max_lag", "expected"), [(0, [0, 1, 2, 3]), (1, [0, 0, 1, 2])])
@@ -88,15 +56,3 @@ def test_a_rollout_waits_for_its_version_and_ends_with_the_run():
     stop.set()
     thread.join(1)
     assert found == [(1, "b"), "stopped"]
-
-
-def test_a_pulse_adds_up_what_time_went_to():
-    pulse = Pulse(("rest", "work"))
-    time.sleep(0.02)
-    pulse.enter("work")
-    time.sleep(0.05)
-    assert pulse.current()[0] == "work"
-    assert pulse.current()[1] == pytest.approx(0.05, abs=0.03)
-    pulse.enter("rest")
-    assert pulse.seconds["rest"] == pytest.approx(0.02, abs=0.02)
-    assert pulse.seconds["work"] == pytest.approx(0.05, abs=0.03)

@@ -1,8 +1,6 @@
-"""What passes between threads: parameters one way, trajectories the other. No JAX, and no wait without an end."""
+"""The parameters that actors wait for. No JAX, and no wait without an end."""
 
-import collections
 import threading
-import time
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -12,43 +10,6 @@ _TICK = 0.1  # Seconds between two looks at whether the wait is still wanted.
 
 class Stopped(Exception):
     """The run has ended while a thread was waiting."""
-
-
-class Channel(Generic[Item]):
-    """A queue from one actor to the learner.
-
-    Args:
-        capacity: How many items it holds.
-        stop: The run's; set, every wait ends.
-    """
-
-    def __init__(self, capacity: int, stop: threading.Event) -> None:
-        self._capacity, self._stop = capacity, stop
-        self._items: collections.deque[Item] = collections.deque()
-        self._changed = threading.Condition()
-
-    def put(self, item: Item) -> None:
-        """Appends, waiting while it is full.
-
-        Raises:
-            Stopped: The run has ended.
-        """
-        with self._changed:
-            while len(self._items) >= self._capacity:
-                if self._stop.is_set():
-                    raise Stopped
-                self._changed.wait(_TICK)
-            self._items.append(item)
-            self._changed.notify_all()
-
-    def get(self, timeout: float) -> Item | None:
-        """The oldest item, None if there is none within the time-out, in seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items, timeout)
-            if not self._items:
-                return None
-            self._changed.notify_all()
-            return self._items.popleft()
 
 
 class ParameterSlot(Generic[Item]):
@@ -100,23 +61,3 @@ class ParameterSlot(Generic[Item]):
                 if self._stop.is_set():
                     raise Stopped
                 self._changed.wait(_TICK)
-
-
-class Pulse:
-    """What a thread is doing, since when, and how long it has spent on what. Written by one thread, read by others."""
-
-    def __init__(self, activities: tuple[str, ...]) -> None:
-        self.seconds = dict.fromkeys(activities, 0.0)
-        self._now = activities[0], time.perf_counter()
-
-    def enter(self, activity: str) -> None:
-        """Ends what the thread was doing, and begins something else."""
-        before, since = self._now
-        now = time.perf_counter()
-        self.seconds[before] += now - since
-        self._now = activity, now
-
-    def current(self) -> tuple[str, float]:
-        """What the thread is doing, and for how many seconds."""
-        activity, since = self._now
-        return activity, time.perf_counter() - since
