@@ -118,8 +118,8 @@ BAD_INPUT = {
     "train tiny_catch --checkpoints.keep-last 0": "keep_last is 0 and keep_best 1; at least 1 and 0 are needed",
     "train tiny_catch --env-parameters rows 1": "Catch needs rows >= 2",
     # What is missing or too much.
-    "train": "train begins with the name of an experiment: impala_pong, ",
-    "train --seed 1": "train begins with the name of an experiment: impala_pong, ",
+    "train": "train begins with the name of an experiment: impala_breakout_minatar, impala_pong, ",
+    "train --seed 1": "train begins with the name of an experiment: impala_breakout_minatar, impala_pong, ",
     "train tiny_catch --seed": "Missing value for argument '--seed'.",
     "train tiny_catch --seed --quiet": "Missing value for argument '--seed'.",
     "train tiny_catch more": "train tiny_catch takes no argument 'more'",
