@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -172,6 +173,7 @@ class Actor:
 
     def _checked(self, timestep: TimeStep) -> TimeStep:
         """A timestep, if it is one of those that acting is compiled for."""
+        # At every step, so what says what is wrong, which takes longer, is asked only where something is.
         leaves, structure = jax.tree.flatten(timestep)
         found = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
         if structure != self._structure or found != self._leaves:
@@ -204,10 +206,8 @@ def run_actor(
 ) -> None:
     """What an actor's thread does: rollouts from number `first` on, until the run ends or something goes wrong."""
     try:
-        number = first
-        while True:
+        for number in itertools.count(first):
             put(actor.rollout(number, key))
-            number += 1
     except Stopped:
         pass
     except BaseException as error:

@@ -14,7 +14,7 @@ from sebulba.toys import Script, ScriptedEnvironment, Watcher
 
 from podracer.agents import IMPALAConfig, PPOConfig
 from podracer.anakin import Anakin, AnakinConfig
-from podracer.envs import Autoreset, HostFactory, JaxHostEnvironment, make
+from podracer.envs import HostFactory, make, make_host
 from podracer.networks import NetworkConfig
 from podracer.sebulba import Sebulba, SebulbaConfig
 from podracer.types import StepType
@@ -65,14 +65,12 @@ def run(sebulba, *chunks):
 
 
 def test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin():
-    environment, devices = make("gymnax:CartPole-v1", max_steps_in_episode=7), jax.devices()[:1]
-    anakin = Anakin(Watcher(4), environment, AnakinConfig(6, 5), devices)
+    name, parameters, devices = "gymnax:CartPole-v1", {"max_steps_in_episode": 7}, jax.devices()[:1]
+    anakin = Anakin(Watcher(4), make(name, **parameters), AnakinConfig(6, 5), devices)
     expected, anakin_window = anakin.run(anakin.init(7), 4)
-    stream = Autoreset(environment)
-    factory = HostFactory("cartpole", lambda where: JaxHostEnvironment(stream, where))
     config = SebulbaConfig(6, 5, threads_per_actor_device=1, max_lag=0)
 
-    sebulba = Sebulba(Watcher(4), factory, config, devices)
+    sebulba = Sebulba(Watcher(4), make_host(name, **parameters), config, devices)
     with sebulba:
         state, window = sebulba.run(sebulba.init(7), 4)
     # The memory is the last trajectory.
@@ -115,8 +113,7 @@ def test_without_lag_a_trajectory_is_anakins_leaf_by_leaf(name):
     anakin = Anakin(agent, environment, AnakinConfig(6, 12), devices)
     expected = anakin.run(anakin.init(3), 2)[0].memory
     config = SebulbaConfig(6, 12, threads_per_actor_device=1, max_lag=0)
-    stream = Autoreset(environment)
-    factory = HostFactory("catch", lambda where: JaxHostEnvironment(stream, where))
+    factory = make_host("podracer:Catch", rows=5, columns=3)
     with Sebulba(agent, factory, config, devices) as sebulba:
         found = sebulba.run(sebulba.init(3), 2)[0].memory
     # What was done and seen bit by bit, and what networks gave to rounding, for they are compiled among other things.
