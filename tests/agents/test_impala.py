@@ -18,6 +18,7 @@ from podracer.agents import IMPALA, IMPALAConfig, PPOConfig
 from podracer.agents.forward import apply_over_time, apply_step
 from podracer.agents.impala import IMPALAExtras, IMPALALearner
 from podracer.agents.testing import AgentConformance
+from podracer.agents.testing.checks import columns_of
 from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig
 from podracer.envs import Autoreset
@@ -414,15 +415,11 @@ def test_gradient_steps_are_made_one_after_the_other_each_on_some_of_the_environ
     trajectory = dataclasses.replace(by_hand(), actor_state=states)
     learner = once.init(jax.random.key(0))
 
-    def column(b: int) -> Trajectory:
-        rows = jax.tree.map(lambda x: x[:, b : b + 1], dataclasses.replace(trajectory, actor_state=()))
-        return dataclasses.replace(rows, actor_state=jax.tree.map(lambda x: x[b : b + 1], trajectory.actor_state))
-
     update, ends = jax.jit(once.update), []
     for order in itertools.product(((0, 1), (1, 0)), repeat=2):
         after = learner
         for b in (*order[0], *order[1]):
-            after, _, _ = update(after, (), column(b), jax.random.key(1))
+            after, _, _ = update(after, (), columns_of(trajectory, slice(b, b + 1)), jax.random.key(1))
         ends.append(ravel_pytree(after.params)[0])
     found, _, metrics = jax.jit(several.update)(learner, (), trajectory, jax.random.key(1))
     distances = [float(jnp.abs(ravel_pytree(found.params)[0] - end).max()) for end in ends]

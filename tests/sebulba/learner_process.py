@@ -1,6 +1,5 @@
 """One of the processes that learn together: `python learner_process.py OUT PROCESSES INDEX PORT`."""
 
-import dataclasses
 import sys
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 from podracer import parallel
 from podracer.agents import IMPALAConfig, PPOConfig
 from podracer.agents.testing import AgentConformance
+from podracer.agents.testing.checks import columns_of
 from podracer.networks import NetworkConfig
 from podracer.sebulba.learner import Learning
 
@@ -29,9 +29,7 @@ def learnt(config):
     size = subject.num_envs // DEVICES
 
     def shard(i):
-        columns = slice(i * size, (i + 1) * size)
-        rows = jax.tree.map(lambda x: x[:, columns], dataclasses.replace(trajectory, actor_state=()))
-        return dataclasses.replace(rows, actor_state=jax.tree.map(lambda x: x[columns], trajectory.actor_state))
+        return columns_of(trajectory, slice(i * size, (i + 1) * size))
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shard(0))
     learning = Learning(subject._agent(), parallel.make_mesh(jax.devices()), shapes, num_actors=1, batch_splits=1)

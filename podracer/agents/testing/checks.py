@@ -1,5 +1,6 @@
 """The comparisons that the agent conformance suite makes."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscreteSpec,
     TimeStep,
+    Trajectory,
     leaf_name,
     split_mask,
 )
@@ -131,3 +133,9 @@ def shapes(tree: PyTree) -> PyTree:
 
 def row(tree: PyTree, index: Any) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x)[index].tolist(), tree)
+
+
+def columns_of(trajectory: Trajectory, columns: slice) -> Trajectory:
+    """The trajectory of some of its environments."""
+    rows = jax.tree.map(lambda x: x[:, columns], dataclasses.replace(trajectory, actor_state=()))
+    return dataclasses.replace(rows, actor_state=jax.tree.map(lambda x: x[columns], trajectory.actor_state))

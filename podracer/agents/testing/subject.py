@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from podracer import parallel
 from podracer.agent import Agent
-from podracer.agents.testing.checks import soil
+from podracer.agents.testing.checks import columns_of, soil
 from podracer.agents.testing.environments import Patchwork
 from podracer.anakin import Anakin, AnakinConfig, AnakinState
 from podracer.envs.autoreset import Autoreset
@@ -134,10 +134,7 @@ class AgentUnderTest:
 
         in_specs = (parallel.REPLICATED, parallel.SHARDED, parallel.BY_ENVIRONMENT, parallel.SHARDED)
         function = jax.jit(parallel.run_on_replicas(update, mesh, in_specs, parallel.SHARDED))
-        trajectory = self._rollout()[1]
-        share = jax.tree.map(lambda x: x[:, :count], dataclasses.replace(trajectory, actor_state=()))
-        state = jax.tree.map(lambda x: x[:count], trajectory.actor_state)
-        memory = agent.init_memory(dataclasses.replace(share, actor_state=state))
+        memory = agent.init_memory(columns_of(self._rollout()[1], slice(count)))
         return function, jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * devices), memory)
 
     def _soiled(self, trajectory: Trajectory, garbage: float) -> Trajectory:
