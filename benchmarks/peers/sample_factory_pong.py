@@ -1,16 +1,33 @@
-"""Sample Factory's APPO on Pong: agent steps per second, from its own log of the frames it has seen."""
+"""Sample Factory's APPO on Pong: agent steps per second, from its own log of the samples that came in."""
 
 import argparse
+import contextlib
+import datetime
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+
+# In the log: "[2026-11-30 12:00:05,000][100] Fps is (10 sec: ...). ... Samples: 83856." A sample is a step of the agent.
+LINE = re.compile(r"\[([\d-]+ [\d:]+),(\d+)\]\[\d+\] Fps is .*? Samples: (\d+)\.")
+# Its processes are spawned and import the module that began the program. Nothing else makes ALE known to them.
+PROGRAM = """
+import ale_py
+from sf_examples.atari.train_atari import main
+
+if __name__ == "__main__":
+    main()
+"""
+WARM_UP = 30.0
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--envs-per-worker", type=int, default=16)
     parser.add_argument("--splits", type=int, default=2)
@@ -22,26 +39,51 @@ def main():
     parser.add_argument("--units", type=int, default=512)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "sf_examples.atari.train_atari", "--env=atari_pong", "--device=cpu"),
-            *(f"--train_dir={folder}", "--experiment=pong", "--with_wandb=False", "--async_rl=True"),
-            *(f"--num_workers={args.workers}", f"--num_envs_per_worker={args.envs_per_worker}"),
-            *(f"--worker_num_splits={args.splits}", f"--rollout={args.length}", f"--batch_size={args.batch}"),
-            *(f"--num_batches_per_epoch={args.batches_per_epoch}", f"--num_epochs={args.epochs}"),
-            *(f"--encoder_conv_architecture={args.network}", f"--encoder_conv_mlp_layers={args.units}"),
-            *(
-                f"--train_for_seconds={args.seconds}",
-                "--use_rnn=False",
-                "--save_every_sec=100000",
-                "--experiment_summaries_interval=1000",
-            ),
-        ]
-        log = subprocess.run(command, capture_output=True, text=True, check=True)
-    # "Fps is (10 sec: 3276.8, 60 sec: 3003.7, ...). Total num frames: 163840." Frames are the emulator's.
-    found = re.findall(r"Fps is \(10 sec: \S+ 60 sec: ([0-9.]+)", log.stdout + log.stderr)
-    if not found:
-        sys.exit(f"Sample Factory has not logged its speed:\n{log.stdout[-2000:]}{log.stderr[-2000:]}")
-    print(json.dumps(vars(args) | {"library": "sample-factory", "steps_per_second": float(found[-1]) / 4}))
+        program = os.path.join(folder, "train.py")
+        with open(program, "w") as file:
+            file.write(PROGRAM)
+        found = samples(
+            [
+                *(sys.executable, program, "--env=atari_pong", "--device=cpu", "--use_rnn=False", "--async_rl=True"),
+                *(f"--train_dir={folder}", "--experiment=pong", "--with_wandb=False", "--save_every_sec=100000"),
+                *(f"--num_workers={args.workers}", f"--num_envs_per_worker={args.envs_per_worker}"),
+                *(f"--worker_num_splits={args.splits}", f"--rollout={args.length}", f"--batch_size={args.batch}"),
+                *(f"--num_batches_per_epoch={args.batches_per_epoch}", f"--num_epochs={args.epochs}"),
+                *(f"--encoder_conv_architecture={args.network}", f"--encoder_conv_mlp_layers={args.units}"),
+            ],
+            args.seconds,
+        )
+    (began, first), (ended, last) = found[0], found[-1]
+    rate = (last - first) / (ended - began).total_seconds()
+    print(json.dumps(vars(args) | {"library": "sample-factory", "steps_per_second": rate}))
+
+
+def samples(command, seconds):
+    """When, and how many there were, in the `seconds` after the warm-up. An error in one process leaves the others
+    waiting, and its own limit of seconds ends nothing, so that it is ended from here in any case."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    limit = threading.Timer(seconds + WARM_UP + 120, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    log, found = [], []
+    try:
+        for line in process.stdout:
+            log.append(line)
+            if match := LINE.search(line):
+                when = datetime.datetime.fromisoformat(match[1]) + datetime.timedelta(milliseconds=int(match[2]))
+                found.append((when, int(match[3])))
+                if (when - found[0][0]).total_seconds() > WARM_UP + seconds:
+                    break
+    finally:
+        limit.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    warm = [(when, count) for when, count in found if (when - found[0][0]).total_seconds() >= WARM_UP]
+    if len(warm) < 2:
+        sys.exit(f"Sample Factory has not logged its speed:\n{''.join(log)[-3000:]}")
+    return warm
 
 
 if __name__ == "__main__":
