@@ -1,5 +1,6 @@
 """What Sebulba makes of two cores: stepping, acting and updating, each alone, and all of them together."""
 
+import dataclasses
 import itertools
 import statistics
 import threading
@@ -19,7 +20,8 @@ from podracer.sebulba import Sebulba
 from podracer.sebulba.learner import SebulbaState
 from podracer.types import StepType, TimeStep
 
-NAMES = ("impala_pong", "ppo_pong", "ppo_cartpole_gymnasium")
+# Of each experiment, the length of rollouts.
+WORKLOADS = (("impala_pong", 20), ("impala_pong", 64), ("ppo_pong", 32), ("ppo_cartpole_gymnasium", 64))
 TARGET = 0.9
 
 
@@ -30,10 +32,10 @@ def measure(quick: bool) -> Section:
     for name in ("experiment", "stepping", "acting", "updating", "shared bound", "Sebulba", "share", "90 %"):
         table.add_column(name, justify="right" if name != "experiment" else "left")
     results = []
-    for name in NAMES[2:] if quick else NAMES:
+    for name, length in WORKLOADS[-1:] if quick else WORKLOADS:
         show(f"{name}: compiling")
-        experiment = experiments.get(name)
-        sebulba = experiment.make_architecture()
+        config = dataclasses.replace(experiments.get(name).architecture, rollout_length=length)
+        sebulba = experiments.get(name, architecture=config).make_architecture()
         assert isinstance(sebulba, Sebulba)
         with sebulba:
             rates = _rates(sebulba, rounds, seconds)
@@ -41,9 +43,13 @@ def measure(quick: bool) -> Section:
         # A step takes its share of stepping, acting and updating, each of which can use all cores when it is alone.
         bound = 1 / sum(1 / middle[part] for part in ("stepping", "acting", "updating"))
         share = middle["sebulba"] / bound
-        results.append({"experiment": name, "rates": rates, "shared_bound": bound, "share": share})
+        results.append(
+            {"experiment": name, "rollout_length": length, "rates": rates, "shared_bound": bound, "share": share}
+        )
         figures = [f"{figure:,.0f}" for figure in (*list(middle.values())[:3], bound, middle["sebulba"])]
-        table.add_row(name, *figures, f"{share:.2f}", yes_or_no(share >= TARGET))
+        table.add_row(
+            f"{name}, {sebulba.config.num_envs} x {length}", *figures, f"{share:.2f}", yes_or_no(share >= TARGET)
+        )
     show(table)
     return Section("sebulba", {"rounds": rounds, "seconds_per_round": seconds, "experiments": results}, [table])
 

@@ -169,7 +169,8 @@ register(
         name="ppo_cartpole_gymnasium",
         env="gymnasium:CartPole-v1",
         agent=_CARTPOLE_PPO,
-        architecture=SebulbaConfig(num_envs=16, rollout_length=64),
+        # Environments in Python: with two threads, each waits for the other's lock, and both make half as many steps.
+        architecture=SebulbaConfig(num_envs=16, rollout_length=64, threads_per_actor_device=1),
         total_steps=500_000,
     )
 )

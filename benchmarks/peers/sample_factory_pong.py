@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 
-# In the log: "[2026-11-30 12:00:05,000][100] Fps is (10 sec: ...). ... Samples: 83856." A sample is a step of the agent.
+# In the log: "[2026-11-30 12:00:05,000][100] Fps is (10 sec: ...). ... Samples: 83856." A sample is an agent step.
 LINE = re.compile(r"\[([\d-]+ [\d:]+),(\d+)\]\[\d+\] Fps is .*? Samples: (\d+)\.")
 # Its processes are spawned and import the module that began the program. Nothing else makes ALE known to them.
 PROGRAM = """

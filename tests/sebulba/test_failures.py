@@ -10,6 +10,7 @@ import pytest
 from sebulba.test_sebulba import scripted
 from sebulba.toys import Script, ScriptedEnvironment, Watcher
 
+from podracer.agents import IMPALAConfig, PPOConfig
 from podracer.envs import EnvironmentSlice, HostFactory
 from podracer.sebulba import ActorError, Sebulba, SebulbaConfig
 from podracer.types import ArraySpec
@@ -207,11 +208,22 @@ def test_an_error_in_the_learner_ends_the_actors(monkeypatch):
     assert not script.open
 
 
-def test_a_reward_that_is_no_number_is_named_with_its_update():
-    with failing(Script(nan_at=8)) as sebulba:
+@pytest.mark.parametrize("what", ["reward", "observation"])
+def test_what_is_no_number_is_named_with_its_update(what):
+    with failing(Script(nan_at=8, nan_in=what)) as sebulba:
         _, window = sebulba.run(sebulba.init(0), 4)
-    # Step 8 is a reset; the reward of step 9 is in the second update.
-    with pytest.raises(FloatingPointError, match="reward was not finite at update 2"):
+    # Step 8 is a reset; step 9 is in the second update.
+    with pytest.raises(FloatingPointError, match=f"{what} was not finite at update 2"):
+        window.summarize()
+
+
+@pytest.mark.parametrize("config", [PPOConfig(learning_rate=1e38), IMPALAConfig(learning_rate=1e38)])
+def test_a_learning_rate_that_is_far_too_large_is_noticed_at_once(config):
+    environments = Script().factory()
+    agent = config.make(ScriptedEnvironment.spec, num_updates=10)
+    with Sebulba(agent, environments, CONFIG) as sebulba:
+        _, window = sebulba.run(sebulba.init(0), 4)
+    with pytest.raises(FloatingPointError, match=r"(approx_kl|entropy|loss) was not finite at update [123]"):
         window.summarize()
 
 

@@ -30,6 +30,7 @@ class Script:
     fail_times: int = 10**9
     hang_at: int | None = None
     nan_at: int | None = None
+    nan_in: str = "reward"
     make_delay: float = 0.0
     frames_per_step: int = 1
     reward: float = 1.0
@@ -64,7 +65,9 @@ class ScriptedEnvironment:
         ones = np.ones(self.num_envs, np.float32)
         self.observation[:] = np.stack([self.index, episode * self.script.numbered * ones, step * ones], -1)
         nan = self.script.nan_at is not None and self.steps >= self.script.nan_at
-        reward = ones * (0 if step == 0 else np.nan if nan else self.script.reward)
+        reward = ones * (0 if step == 0 else self.script.reward)
+        if nan and step:
+            (reward if self.script.nan_in == "reward" else self.observation)[:] = np.nan
         discount = ones * (kind != StepType.LAST and step != self.script.life_lost_at)
         return TimeStep(
             np.full(self.num_envs, kind, np.int8),
