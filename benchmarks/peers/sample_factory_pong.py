@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import re
@@ -11,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
-# In the log: "[2026-11-30 12:00:05,000][100] Fps is (10 sec: ...). ... Samples: 83856." A sample is an agent step.
-LINE = re.compile(r"\[([\d-]+ [\d:]+),(\d+)\]\[\d+\] Fps is .*? Samples: (\d+)\.")
+# In the log, every five seconds: "Fps is (10 sec: ...). ... Samples: 83856." A sample is an agent step.
+LINE = re.compile(r"Fps is .*? Samples: (\d+)\.")
 # Its processes are spawned and import the module that began the program. Nothing else makes ALE known to them.
 PROGRAM = """
 import ale_py
@@ -54,12 +54,12 @@ def main():
             args.seconds,
         )
     (began, first), (ended, last) = found[0], found[-1]
-    rate = (last - first) / (ended - began).total_seconds()
+    rate = (last - first) / (ended - began)
     print(json.dumps(vars(args) | {"library": "sample-factory", "steps_per_second": rate}))
 
 
 def samples(command, seconds):
-    """When, and how many there were, in the `seconds` after the warm-up. An error in one process leaves the others
+    """When a line came, and how many there were, in the `seconds` after the warm-up. An error in one process leaves the others
     waiting, and its own limit of seconds ends nothing, so that it is ended from here in any case."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -71,16 +71,15 @@ def samples(command, seconds):
         for line in process.stdout:
             log.append(line)
             if match := LINE.search(line):
-                when = datetime.datetime.fromisoformat(match[1]) + datetime.timedelta(milliseconds=int(match[2]))
-                found.append((when, int(match[3])))
-                if (when - found[0][0]).total_seconds() > WARM_UP + seconds:
+                found.append((time.monotonic(), int(match[1])))
+                if found[-1][0] - found[0][0] > WARM_UP + seconds:
                     break
     finally:
         limit.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    warm = [(when, count) for when, count in found if (when - found[0][0]).total_seconds() >= WARM_UP]
+    warm = [(when, count) for when, count in found if when - found[0][0] >= WARM_UP]
     if len(warm) < 2:
         sys.exit(f"Sample Factory has not logged its speed:\n{''.join(log)[-3000:]}")
     return warm

@@ -81,7 +81,7 @@ def _on_cpu(stride: int, padding: Padding, x: jax.Array, kernel: jax.Array) -> j
     def block(x: jax.Array) -> jax.Array:
         return _xla(layout.images(_numbers(x)), layout.kernel(kernel), layout.pads)
 
-    if not _is_bytes(x):
+    if not _is_bytes(x) or stride == 1:  # Without a stride nothing is laid out anew, and blocks gain nothing.
         return block(x)
     outputs = jax.eval_shape(block, x)
     # The blocks of the backward pass, or XLA would lay out the images once for each.

@@ -104,8 +104,12 @@ class Acting:
         Returns:
             The buffers, the agent's next state, and the actions `[B, ...]` in NumPy.
         """
-        timestep, counters = jax.device_put((timestep, np.asarray(place, np.uint32)), self.device)
-        buffers, state, action = self._compiled[2](params, buffers, timestep, state, key, counters)
+        # Not put there first: that takes longer than all else where networks are small. The program was compiled for
+        # the device, and takes NumPy to it.
+        with jax.transfer_guard_host_to_device("allow"):
+            buffers, state, action = self._compiled[2](
+                params, buffers, timestep, state, key, np.array(place, np.uint32)
+            )
         return buffers, state, jax.device_get(action)
 
     def finish(self, buffers: PyTree, timestep: TimeStep, state: PyTree) -> list[Trajectory]:

@@ -24,12 +24,16 @@ class HostEpisodes:
 
     def add(self, timestep: TimeStep) -> None:
         """After one more timestep `[B]`."""
+        self.running_return += timestep.reward
+        self.running_length += 1
         first, last = timestep.step_type == StepType.FIRST, timestep.step_type == StepType.LAST
-        self.running_return = np.where(first, 0, self.running_return + timestep.reward)
-        self.running_length = np.where(first, 0, self.running_length + 1)
-        self.count += int(last.sum())
-        self.return_sum += float(self.running_return[last].sum())
-        self.length_sum += int(self.running_length[last].sum())
+        # Asked first: most timesteps are neither, and this is done at every step.
+        if first.any():
+            self.running_return[first] = self.running_length[first] = 0
+        if last.any():
+            self.count += int(last.sum())
+            self.return_sum += float(self.running_return[last].sum())
+            self.length_sum += int(self.running_length[last].sum())
 
     def take_finished(self) -> tuple[int, float, int]:
         """Number, returns and lengths of those that finished since the last call."""
