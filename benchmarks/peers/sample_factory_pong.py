@@ -59,8 +59,10 @@ def main():
 
 
 def samples(command, seconds):
-    """When a line came, and how many there were, in the `seconds` after the warm-up. An error in one process leaves the others
-    waiting, and its own limit of seconds ends nothing, so that it is ended from here in any case."""
+    """When a line came, and how many there were, in the `seconds` after the warm-up.
+
+    An error in one process leaves the others waiting, and its own limit of seconds ends nothing, so that it is ended
+    from here in any case."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
