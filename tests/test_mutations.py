@@ -214,8 +214,8 @@ MUTATIONS = [
     ),
     (
         "sebulba/episodes.py",
-        "np.where(first, 0, self.running_length + 1)",
-        "np.where(first, 1, self.running_length + 1)",
+        "self.running_return[first] = self.running_length[first] = 0",
+        "self.running_return[first] = self.running_length[first] = 1",
         "sebulba/test_sebulba.py::test_steps_of_resets_are_not_counted",
     ),
     (

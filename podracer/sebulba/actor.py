@@ -124,7 +124,9 @@ class Actor:
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, _EnvironmentFailure) else error
                 what = f"{error}: " if isinstance(error, _EnvironmentFailure) else ""
-                raise ActorError(f"{self.name}: {what}{type(cause).__name__}: {cause}") from cause
+                # Environments that know which of them failed say so in a note.
+                notes = "".join(f", {note}" for note in getattr(cause, "__notes__", ()))
+                raise ActorError(f"{self.name}: {what}{type(cause).__name__}: {cause}{notes}") from cause
 
     def close(self) -> None:
         """Ends the environments. May be called from another thread, of an actor that does not answer."""

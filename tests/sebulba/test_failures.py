@@ -56,6 +56,18 @@ def test_an_environment_cannot_end_the_program(error):
     ends(sebulba, ActorError, rf"actor \d .*: step: {error.__name__}: 3")
 
 
+def test_which_of_the_environments_failed_is_said_where_it_is_known():
+    class Knowing(ScriptedEnvironment):
+        def step(self, action):
+            error = ValueError("no such level")
+            error.add_note("in environment 6 of scripted")
+            raise error
+
+    sebulba = failing(Script())
+    sebulba.environments = HostFactory("scripted", lambda where: Knowing(Script(), where))
+    ends(sebulba, ActorError, r"^actor \d .*: step: ValueError: no such level, in environment 6 of scripted$")
+
+
 def test_environments_that_cannot_be_closed_are_made_anew_all_the_same():
     class Broken(ScriptedEnvironment):
         def close(self):
