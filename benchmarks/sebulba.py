@@ -38,9 +38,10 @@ def measure(quick: bool) -> Section:
         table.add_column(name, justify="right" if name != "experiment" else "left")
     results = []
     for name, changes in WORKLOADS[-1:] if quick else WORKLOADS:
-        show(f"{name}: compiling")
         experiment = experiments.get(name)
         config = dataclasses.replace(experiment.architecture, **changes)
+        label = f"{name}, {config.num_envs} x {config.rollout_length}"
+        show(f"{label}: compiling")
         sebulba = dataclasses.replace(experiment, architecture=config).make_architecture()
         assert isinstance(sebulba, Sebulba)
         with sebulba:
@@ -59,9 +60,7 @@ def measure(quick: bool) -> Section:
             }
         )
         figures = [f"{figure:,.0f}" for figure in (*list(middle.values())[:3], bound, middle["sebulba"])]
-        table.add_row(
-            f"{name}, {config.num_envs} x {config.rollout_length}", *figures, f"{share:.2f}", yes_or_no(share >= TARGET)
-        )
+        table.add_row(label, *figures, f"{share:.2f}", yes_or_no(share >= TARGET))
     show(table)
     return Section("sebulba", {"rounds": rounds, "seconds_per_round": seconds, "experiments": results}, [table])
 

@@ -86,6 +86,19 @@ def test_environments_that_fail_while_they_are_evaluated_are_closed():
     assert not script.open
 
 
+def test_which_of_the_environments_failed_in_an_evaluation_is_said_where_it_is_known():
+    class Knowing(ScriptedEnvironment):
+        def step(self, action):
+            error = ValueError("no such level")
+            error.add_note("in environment 2 of scripted")
+            raise error
+
+    with pytest.raises(RuntimeError, match=r"^environments knowing: step: ValueError: no such level, in environment 2"):
+        evaluate(
+            Watcher(), HostFactory("knowing", lambda where: Knowing(Script(), where)), PARAMS, jax.random.key(0), 3
+        )
+
+
 def test_environments_that_come_too_late_are_closed_and_their_thread_ends():
     script = Script(make_delay=0.5)
     factory = script.factory().with_timeouts(0.1, 0.1)

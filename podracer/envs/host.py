@@ -300,6 +300,13 @@ def timestep_spec(spec: EnvironmentSpec) -> Any:
     return TimeStep(step_type, reward, discount, spec.observation)
 
 
+def failure_in_words(error: BaseException | None) -> str:
+    """What environments raised, in one line; those that know which of them failed say so in a note."""
+    # The traceback of another process is a note as well, of many lines.
+    notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    return ", ".join([f"{type(error).__name__}: {error}", *notes])
+
+
 def check_timestep(name: str, spec: EnvironmentSpec, num_envs: int, timestep: TimeStep) -> None:
     """Whether a timestep is what the spec says, by leaf name.
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from jaxtyping import PyTree
 
-from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory
+from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, failure_in_words
 from podracer.types import EnvironmentSpec, TimeStep
 from podracer.worker import Worker
 
@@ -64,7 +64,7 @@ class WatchedEnvironment:
         except Exception as error:
             if self._worker.hangs:
                 raise
-            raise RuntimeError(f"{self._name}: {what}: {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{self._name}: {what}: {failure_in_words(error)}") from error
 
     def close(self) -> None:
         """Ends them, or gives up on it after the time that a step may take."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, check_timestep
+from podracer.envs.host import EnvironmentSlice, HostEnvironment, HostFactory, check_timestep, failure_in_words
 from podracer.sebulba.acting import Acting
 from podracer.sebulba.episodes import HostEpisodes
 from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
@@ -124,9 +124,7 @@ class Actor:
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, _EnvironmentFailure) else error
                 what = f"{error}: " if isinstance(error, _EnvironmentFailure) else ""
-                # Environments that know which of them failed say so in a note.
-                notes = "".join(f", {note}" for note in getattr(cause, "__notes__", ()))
-                raise ActorError(f"{self.name}: {what}{type(cause).__name__}: {cause}{notes}") from cause
+                raise ActorError(f"{self.name}: {what}{failure_in_words(cause)}") from cause
 
     def close(self) -> None:
         """Ends the environments. May be called from another thread, of an actor that does not answer."""

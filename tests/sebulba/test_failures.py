@@ -61,6 +61,7 @@ def test_which_of_the_environments_failed_is_said_where_it_is_known():
         def step(self, action):
             error = ValueError("no such level")
             error.add_note("in environment 6 of scripted")
+            error.add_note("The traceback of its process:\nof many lines")
             raise error
 
     sebulba = failing(Script())
