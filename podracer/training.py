@@ -135,7 +135,7 @@ class _Run:
         self.frames_per_step = 1
         if isinstance(architecture, Sebulba):
             self.frames_per_step = architecture.environments.frames_per_step
-            stack.callback(architecture.close)
+            stack.callback(self._end_actors, architecture)
         self.progress = self._progress(0)
         stack.callback(lambda: self.progress.close())
         self.counters = _Counters()
@@ -245,8 +245,7 @@ class _Run:
         experiment, counters = self.experiment, self.counters
         self.progress.close()
         if isinstance(self.architecture, Sebulba):
-            for name in self.architecture.close():
-                self._warn(f"{name} did not end")
+            self._end_actors(self.architecture)
         if (slower := self.time_budget.bottleneck()) is not None:
             self.progress.message(f"bottleneck: {slower}")
         environment = experiment.make_environment()
@@ -367,6 +366,10 @@ class _Run:
 
     def _wall_seconds(self) -> float:
         return self.counters.wall_seconds + time.perf_counter() - self.began
+
+    def _end_actors(self, sebulba: Sebulba) -> None:
+        for complaint in sebulba.close():
+            self._warn(complaint)
 
     def _warn(self, text: str) -> None:
         self.progress.warn(text)

@@ -1,11 +1,14 @@
 """Calls of code that may hang, each with a time in which it has to come back."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Returned = TypeVar("Returned")
+
+_LOOK = 0.1  # Seconds between two looks at how long a call has taken.
 
 
 class Worker:
@@ -45,7 +48,7 @@ class Worker:
             self._thread.start()
         self._calls.put(function)
         try:
-            result, error = self._results.get(timeout=timeout)
+            result, error = self._wait(timeout)
         except queue.Empty:
             self.hangs = True
             raise TimeoutError(f"{self._name}: {what} has not come back for {timeout:g} s") from None
@@ -64,6 +67,19 @@ class Worker:
         if last is not None:
             self._calls.put(last)
         self._calls.put(None)
+
+    def _wait(self, timeout: float) -> tuple[Any, BaseException | None]:
+        """The oldest result.
+
+        Raises:
+            queue.Empty: There is none in this time.
+        """
+        # Look by look: of the time for which the process is stopped (Ctrl-Z), and the call with it, one counts at most.
+        while timeout > _LOOK:
+            with contextlib.suppress(queue.Empty):
+                return self._results.get(timeout=_LOOK)
+            timeout -= _LOOK
+        return self._results.get(timeout=timeout)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:

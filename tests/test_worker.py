@@ -1,6 +1,7 @@
 """Calls that may hang."""
 
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -39,6 +40,20 @@ def test_a_call_that_hangs_is_named_in_time():
     assert worker.hangs
     release.set()
     worker.end()
+
+
+def test_time_for_which_the_process_is_stopped_is_not_the_calls():
+    script = (
+        "import time; from podracer.worker import Worker; print(flush=True); "
+        "Worker('worker').call('working', lambda: [time.sleep(0.1) for _ in range(15)], 2.0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0
 
 
 def test_a_call_that_was_not_waited_for_is_not_answered_by_the_next():

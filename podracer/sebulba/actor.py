@@ -93,15 +93,16 @@ class Actor:
         leaves, self._structure = jax.tree.flatten(acting.timestep)
         self._leaves = [(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    def rollout(self, number: int, key: jax.Array) -> Rollout:
+    def rollout(self, number: int, key: jax.Array, is_wanted: Callable[[], bool] = lambda: True) -> Rollout:
         """The rollout that goes into update `number`, counted from 0.
 
         Args:
             number: One more than at the call before. At the first call the environments are made.
             key: The run's root key, on the actor's device.
+            is_wanted: Asked at every step; the answer no is for good.
 
         Raises:
-            Stopped: The run has ended.
+            Stopped: The run has ended, or the rollout is not wanted.
             ActorError: The environments failed once more than they may, or anything else did.
         """
         discarded = restarts = 0
@@ -110,7 +111,7 @@ class Actor:
             try:
                 try:
                     environment = self._environment or self._make(number)
-                    made = self._roll(environment, number, key, done)
+                    made = self._roll(environment, number, key, is_wanted, done)
                     return dataclasses.replace(made, discarded=discarded, restarts=restarts)
                 except _EnvironmentFailure:
                     with contextlib.suppress(Exception):  # Of environments that are broken already.
@@ -142,7 +143,14 @@ class Actor:
             self._timestep = self._checked(environment.reset())
         return environment
 
-    def _roll(self, environment: HostEnvironment, number: int, key: jax.Array, done: list[int]) -> Rollout:
+    def _roll(
+        self,
+        environment: HostEnvironment,
+        number: int,
+        key: jax.Array,
+        is_wanted: Callable[[], bool],
+        done: list[int],
+    ) -> Rollout:
         """One attempt at a rollout; `done` has the rows that it got to, for when it fails."""
         acting, pulse = self._acting, self.pulse
         pulse.enter("parameters")
@@ -152,7 +160,7 @@ class Actor:
         buffers, start = acting.allocate(), self._state
         versions = np.empty(acting.length, np.int64)
         for t in range(acting.length):
-            if self._stop.is_set():
+            if self._stop.is_set() or not is_wanted():
                 raise Stopped
             if self._is_fresh_each_step and t:
                 version, params = self._slot.newest()
@@ -203,6 +211,7 @@ def run_actor(
     key: jax.Array,
     put: Callable[[Rollout], None],
     fail: Callable[[BaseException], None],
+    complain: Callable[[str], None],
 ) -> None:
     """What an actor's thread does: rollouts from number `first` on, until the run ends or something goes wrong."""
     try:
@@ -213,5 +222,12 @@ def run_actor(
     except BaseException as error:
         fail(error)
     finally:
-        with contextlib.suppress(Exception):  # What went wrong before is what there is to tell.
-            actor.close()
+        close_actor(actor, complain)
+
+
+def close_actor(actor: Actor, complain: Callable[[str], None]) -> None:
+    """Ends an actor's environments; what they raise is put into words, since the run is over whatever it is."""
+    try:
+        actor.close()
+    except BaseException as error:
+        complain(f"{actor.name}: close: {failure_in_words(error)}")

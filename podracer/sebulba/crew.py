@@ -11,11 +11,14 @@ from jaxtyping import PyTree
 
 from podracer.envs.host import EnvironmentSlice, HostFactory
 from podracer.sebulba.acting import Acting
-from podracer.sebulba.actor import MAKING, RESETTING, STEPPING, Actor, Rollout, run_actor
+from podracer.sebulba.actor import MAKING, RESETTING, STEPPING, Actor, Rollout, close_actor, run_actor
 from podracer.sebulba.config import SebulbaConfig
-from podracer.sebulba.parameter_slot import ParameterSlot
+from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
 
 _LOOK = 0.05  # Seconds between two looks at whether all actors are well.
+# Seconds without a look after which patience begins anew: the process may have been stopped (Ctrl-Z), and with it all
+# that it was waiting for.
+_AWAY = 1.0
 # Seconds that threads have to end by themselves, then closing their environments, then the threads again. With what
 # it takes to notice, less than the 5 in which a run that has failed is to be over.
 _ENDING, _CLOSING, _ENDED = 1.0, 1.0, 2.5
@@ -49,6 +52,8 @@ class Crew:
         self._stop = threading.Event()
         self._collected: list[Rollout] = []
         self._failures: list[BaseException] = []
+        self._complaints: list[str] = []
+        self._looked = self._back = float("-inf")
         self._slots = [(one.device, ParameterSlot[PyTree](config.max_lag, self._stop)) for one in acting]
         self.actors: list[Actor] = []
         self._queues: list[queue.Queue[Rollout]] = []
@@ -78,6 +83,11 @@ class Crew:
                 self._keys.append(jax.random.wrap_key_data(jax.device_put(data, device), impl=impl))
         self._threads: list[threading.Thread] = []
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are no more rollouts."""
+        return self._stop.is_set()
+
     def publish(self, version: int, params: PyTree) -> None:
         """Parameters for all actors: a copy on each of their devices."""
         for device, slot in self._slots:
@@ -86,7 +96,8 @@ class Crew:
     def collect(self, is_wanted: Callable[[], bool]) -> list[Rollout] | None:
         """One rollout of every actor, in the order of the actors; None where it stops being wanted.
 
-        What had come by then is kept, for when it is wanted again.
+        What had come by then is kept, for when it is wanted again. A serial run is in the middle of a rollout, and has
+        ended.
 
         Raises:
             ActorError: An actor failed.
@@ -94,7 +105,11 @@ class Crew:
         """
         if self._config.serial:
             pairs = zip(self.actors, self._keys, strict=True)
-            self._collected = [actor.rollout(self.next_update, key) for actor, key in pairs]
+            try:
+                self._collected = [actor.rollout(self.next_update, key, is_wanted) for actor, key in pairs]
+            except Stopped:
+                self._stop.set()
+                return None
         else:
             self._start()
             for waiting in self._queues[len(self._collected) :]:
@@ -117,38 +132,49 @@ class Crew:
         """
         if self._failures:
             raise self._failures[0]
+        now = time.perf_counter()
+        if now - self._looked > _AWAY:
+            self._back = now
+        self._looked = now
         limits = {MAKING: self._config.start_timeout, RESETTING: self._config.start_timeout}
         limits[STEPPING] = self._config.step_timeout
         for actor in self.actors:
-            activity, seconds = actor.pulse.current()
-            if seconds > limits.get(activity, float("inf")) and not self._config.serial:
+            activity, since = actor.pulse.current()
+            if now - max(since, self._back) > limits.get(activity, float("inf")) and not self._config.serial:
                 name = "step_timeout" if activity == STEPPING else "start_timeout"
                 raise TimeoutError(
-                    f"{actor.name}: {activity} has not come back for {seconds:.1f} s; the limit is {name}, "
+                    f"{actor.name}: {activity} has not come back for {now - since:.1f} s; the limit is {name}, "
                     f"{limits[activity]:g} s"
                 )
 
     def close(self) -> list[str]:
-        """Ends threads and environments; returns the names of actors that did not end."""
+        """Ends threads and environments; returns what went wrong with it, a line each."""
         self._stop.set()
         alive = _join(self._threads, _ENDING)
         actors = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
         if self._config.serial:
             actors = self.actors
         # An environment that hangs may end when it is closed, or hang in that too.
-        closers = [threading.Thread(target=actor.close, name=f"close {actor.name}", daemon=True) for actor in actors]
+        closers = [
+            threading.Thread(
+                target=close_actor, args=(actor, self._complaints.append), name=f"close {actor.name}", daemon=True
+            )
+            for actor in actors
+        ]
         for closer in closers:
             closer.start()
         _join(closers, _CLOSING)
         alive = _join(alive, _ENDED)
-        return [actor.name for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
+        stuck = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
+        return self._complaints + [f"{actor.name} did not end" for actor in stuck]
 
     def _start(self) -> None:
         if self._threads:
             return
         for actor, key, ready in zip(self.actors, self._keys, self._queues, strict=True):
             # Daemons: a thread that hangs in an environment must not keep the process from ending.
-            arguments = (actor, self.next_update, key, ready.put_nowait, self._failures.append)
+            tell = ready.put_nowait, self._failures.append, self._complaints.append
+            arguments = (actor, self.next_update, key, *tell)
             self._threads.append(threading.Thread(target=run_actor, args=arguments, name=actor.name, daemon=True))
         for thread in self._threads:
             thread.start()

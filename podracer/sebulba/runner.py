@@ -6,6 +6,7 @@ to the devices that learn. The thread that calls `run` learns, and publishes par
 
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,12 +151,13 @@ class Sebulba:
         self.compile()
         try:
             return self._learn(state, num_updates, stop or threading.Event())
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            for complaint in self.close():
+                error.add_note(complaint)
             raise
 
     def close(self) -> list[str]:
-        """Ends actors and environments, within seconds; returns the names of actors that do not end."""
+        """Ends actors and environments, within seconds; returns what goes wrong with it, a line each."""
         crew, self._crew = self._crew, None
         return crew.close() if crew is not None else []
 
@@ -163,7 +165,7 @@ class Sebulba:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.close()
+        self._end()
 
     def _learn(
         self, state: SebulbaState, num_updates: int, stop: threading.Event
@@ -204,14 +206,18 @@ class Sebulba:
 
     def _crew_for(self, state: SebulbaState) -> Crew:
         """The actors that go on from this state: those that are there, or new ones."""
-        if self._crew is None or state.updates is not self._returned:
-            self.close()
+        if self._crew is None or self._crew.has_ended or state.updates is not self._returned:
+            self._end()
             update = int(jax.device_get(state.updates))
             self._crew = Crew(
                 self.config, self.environments, self._acting, self.split.learners, self._seed, state.key, update
             )
             self._crew.publish(update, self._learning.actor_params(state))
         return self._crew
+
+    def _end(self) -> None:
+        for complaint in self.close():
+            warnings.warn(complaint, RuntimeWarning, stacklevel=3)
 
 
 def _seconds(crew: Crew) -> dict[str, float]:

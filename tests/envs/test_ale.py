@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+from ale_py import ALEInterface, roms
 from ale_py.vector_env import AtariVectorEnv
 
 from podracer.envs import EnvironmentSlice, ale, atari
@@ -211,6 +212,22 @@ def test_the_picture_is_of_the_first_environment(pong):
 def test_rewards_are_not_clipped():
     environment = ale.make("space_invaders")(EnvironmentSlice(1))
     assert record(environment, random_numbers(environment.spec, 150, 1)).timesteps.reward.max() >= 5
+
+
+def test_the_reward_of_a_step_is_the_sum_over_its_four_frames():
+    """Against the emulator, frame by frame."""
+    environment = ale.make("ms_pacman", noop_max=0)(EnvironmentSlice(1))
+    environment.reset()
+    emulator = ALEInterface()
+    emulator.setFloat("repeat_action_probability", 0.0)
+    emulator.loadROM(roms.get_rom_path("ms_pacman"))
+    buttons = emulator.getMinimalActionSet()
+    last_frames = total = 0.0
+    for action in np.random.default_rng(0).integers(len(buttons), size=(300, 1), dtype=np.int32):
+        frames = [emulator.act(buttons[action[0]]) for _ in range(4)]
+        assert environment.step(action).reward.tolist() == [sum(frames)]
+        last_frames, total = last_frames + frames[-1], total + sum(frames)
+    assert last_frames < total == 180
 
 
 def test_a_new_game_shows_nothing_of_the_one_before():

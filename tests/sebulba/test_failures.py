@@ -84,6 +84,32 @@ def test_environments_that_cannot_be_closed_are_made_anew_all_the_same():
     assert window.restarts == 1
 
 
+class Unclosable(ScriptedEnvironment):
+    def close(self):
+        super().close()
+        raise OSError("no room for the replay")
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_environments_that_cannot_be_closed_at_the_end_are_named(serial):
+    sebulba, script = failing(Script(), serial=serial), Script()
+    sebulba.environments = HostFactory("scripted", lambda where: Unclosable(script, where))
+    match = r"^actor \d on .*, scripted \d to \d: close: OSError: no room for the replay$"
+    with pytest.warns(RuntimeWarning, match=match) as warned, sebulba:
+        sebulba.run(sebulba.init(0), 2)
+    assert len(warned) == 2
+    assert not script.open
+
+
+def test_environments_that_cannot_be_closed_do_not_hide_what_went_wrong_before():
+    sebulba, script = failing(Script()), Script(fail_at=7, fail_in=1)
+    sebulba.environments = HostFactory("scripted", lambda where: Unclosable(script, where))
+    error = ends(sebulba, ActorError, "the emulator crashed")
+    (note,) = error.__notes__
+    assert note.startswith("actor 0 on")
+    assert note.endswith("close: OSError: no room for the replay")
+
+
 def test_a_crash_while_the_learner_is_busy_ends_the_run_too(monkeypatch):
     sebulba = failing(Script(fail_at=7, fail_in=0))
 
@@ -107,12 +133,43 @@ def test_an_environment_that_hangs_is_named_and_does_not_hold_the_run():
     sebulba = failing(script)
     state = sebulba.init(0)
     began = time.perf_counter()
-    match = r"^actor 1 on .*, scripted 4 to 7: step has not come back for .* s; the limit is step_timeout, 0.5 s$"
+    match = (
+        r"^actor 1 on .*, scripted 4 to 7: step has not come back for .* s; the limit is step_timeout, 0.5 s\n"
+        r"actor 1 on .*, scripted 4 to 7 did not end$"
+    )
     with pytest.raises(TimeoutError, match=match):
         sebulba.run(state, 1000)
     assert time.perf_counter() - began < 5
     assert not script.open  # Of the one that hangs too: it was closed from another thread.
     script.released.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_time_for_which_the_process_is_stopped_is_not_that_of_the_environments(hangs, monkeypatch):
+    """Ctrl-Z, during a step that takes 0.3 s besides, and `fg` 100 s later; the limit is 0.5 s."""
+    clock, stopped = time.perf_counter, []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 100 * len(stopped))
+
+    class Interrupted(ScriptedEnvironment):
+        def step(self, action):
+            if self.steps == 6 and self.where.first_index == 4:
+                time.sleep(0.15)
+                stopped.append(True)
+                self.script.released.wait(60 if hangs else 0.15)
+            return super().step(action)
+
+    sebulba, script = failing(Script()), Script()
+    sebulba.environments = HostFactory("scripted", lambda where: Interrupted(script, where))
+    with sebulba:
+        state, began = sebulba.init(0), clock()
+        if hangs:
+            with pytest.raises(TimeoutError, match=r"scripted 4 to 7: step has not come back for 10\d\.\d s"):
+                sebulba.run(state, 4)
+            script.released.set()
+        else:
+            assert sebulba.run(state, 4)[1].updates == 4
+        assert clock() - began < 5
+    assert stopped
 
 
 def test_a_crash_ends_the_run_in_time_though_another_thread_hangs_even_when_it_is_closed():

@@ -381,10 +381,11 @@ def test_an_environment_that_hangs_ends_the_run_with_exit_code_1(tmp_path):
 def fails(capsys):
     """A command that has to end with exit code 1 and no thread; gives the last line of its error."""
 
-    def run(*arguments):
+    def run(*arguments, since=time.perf_counter):
         with pytest.raises(SystemExit) as stopped:
             cli.main([str(argument) for argument in arguments])
         assert stopped.value.code == 1
+        assert time.perf_counter() - since() < 5
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
         return capsys.readouterr().err.splitlines()[-1]
 
@@ -401,13 +402,14 @@ def test_what_breaks_anywhere_ends_the_run_and_keeps_the_last_checkpoint(
     calls, function = [], getattr(module, name)
 
     def breaks(*arguments, **options):
-        calls.append(name)
+        calls.append(time.perf_counter())
         if len(calls) == 6 or name == "evaluate":
             raise RuntimeError("it broke")
         return function(*arguments, **options)
 
     monkeypatch.setattr(module, name, breaks)
-    error = fails("train", "tiny_scripted", "--quiet", "--run-dir", tmp_path / "run", "--devices", 1)
+    options = "--quiet", "--run-dir", tmp_path / "run", "--devices", 1
+    error = fails("train", "tiny_scripted", *options, since=lambda: calls[-1])
     assert "it broke" in error
     assert saved_state(tmp_path / "run")[0] == saved
 

@@ -64,6 +64,21 @@ def run(sebulba, *chunks):
         return jax.device_get(dataclasses.replace(state, key=())), windows
 
 
+def test_a_serial_run_stops_in_the_middle_of_a_rollout_and_goes_on_with_new_environments():
+    script, stop = Script(delay=0.05), threading.Event()
+    with scripted(script, serial=True, rollout_length=100) as sebulba:
+        state = sebulba.init(7)
+        sebulba.compile()
+        threading.Timer(0.2, stop.set).start()
+        began = time.perf_counter()
+        state, window = sebulba.run(state, 1, stop=stop)
+        assert time.perf_counter() - began < 2
+        assert window.updates == 0
+        script.delay = 0.0
+        assert sebulba.run(state, 1)[1].updates == 1
+    assert [where.first_index for where in script.made] == [0, 0, 4]
+
+
 def test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin():
     name, parameters, devices = "gymnax:CartPole-v1", {"max_steps_in_episode": 7}, jax.devices()[:1]
     anakin = Anakin(Watcher(4), make(name, **parameters), AnakinConfig(6, 5), devices)
