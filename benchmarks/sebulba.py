@@ -128,12 +128,12 @@ class _Acting:
     def __init__(self, sebulba: Sebulba, state: SebulbaState, timestep: TimeStep) -> None:
         self._acting, self._timestep = sebulba._acting[0], jax.tree.map(np.array, timestep)
         self._params = jax.device_put(sebulba._learning.actor_params(state), self._acting.device)
-        self._buffers, self._state = self._acting.allocate(), self._acting.init_actor()
-        self._key = jax.device_put(jax.random.key(0), self._acting.device)
+        key = jax.device_put(jax.random.key(0), self._acting.device)
+        (self._buffers, self._keys), self._state = self._acting.begin(key, 0, 0), self._acting.init_actor()
 
     def __call__(self) -> None:
         self._buffers, self._state, _ = self._acting.act(
-            self._params, self._buffers, self._timestep, self._state, self._key, (0, 0, 0)
+            self._params, self._buffers, self._timestep, self._state, self._keys, 0
         )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import PyTree, UInt32
 
 from podracer.agent import Agent
 from podracer.envs.host import timestep_spec
-from podracer.streams import Stream, stream_key
+from podracer.streams import Stream, key_of_each, stream_key
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, Trajectory, key_shape
 
 
@@ -50,22 +50,22 @@ class Acting:
         self.spec, self.device, self.length = spec, device, length
         self._agent, self._num_shards = agent, num_shards
         self._batch_size = batch_size
-        place = SingleDeviceSharding(device)
+        sharding = SingleDeviceSharding(device)
 
         def here(tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
         self.timestep = timestep = here(timestep_shape(spec, batch_size))
         params, key = here(params), here(key_shape())
-        counters = here(jax.ShapeDtypeStruct((3,), jnp.uint32))
+        t, place = here(jax.ShapeDtypeStruct((), jnp.uint32)), here(jax.ShapeDtypeStruct((2,), jnp.uint32))
         state = here(jax.eval_shape(lambda: agent.init_actor(batch_size)))
         output = jax.eval_shape(agent.act, params, timestep, state, key)
         self._rows = (timestep, output.action, output.extras)
-        buffers = here(jax.eval_shape(self._empty))
-        self._start = jax.jit(lambda: agent.init_actor(batch_size), out_shardings=place).trace()
-        self._allocate = jax.jit(self._empty, out_shardings=place).trace()
+        self._start = jax.jit(self._fresh_state, out_shardings=sharding).trace()
+        self._begin = jax.jit(self._new_rollout, out_shardings=sharding).trace(key, place)
+        buffers, keys = here(self._begin.out_info)
         step, finish = jax.jit(self._step, donate_argnums=1), jax.jit(self._finish, donate_argnums=0)
-        self._act = step.trace(params, buffers, timestep, state, key, counters)
+        self._act = step.trace(params, buffers, timestep, state, keys, t)
         self._close = finish.trace(buffers, timestep, state)
         self._compiled: Any = None
 
@@ -77,19 +77,25 @@ class Acting:
     def compile(self) -> None:
         """Compiles all that acting needs, if it is not compiled yet: before there are threads to race for it."""
         if self._compiled is None:
-            traced = (self._start, self._allocate, self._act, self._close)
+            traced = (self._start, self._begin, self._act, self._close)
             self._compiled = tuple(function.lower().compile() for function in traced)
 
     def init_actor(self) -> PyTree:
         """The agent's state for B environments, on the device."""
         return self._compiled[0]()
 
-    def allocate(self) -> PyTree:
-        """Buffers for the rows of a trajectory."""
-        return self._compiled[1]()
+    def begin(self, key: jax.Array, thread: int, rollout: int) -> tuple[PyTree, jax.Array]:
+        """Buffers for the rows of a trajectory, and the keys `[T]` of its rows.
+
+        Args:
+            key: The run's root key, on the device.
+            thread: Its number among all of the run.
+            rollout: Its number.
+        """
+        return self._compiled[1](key, jax.device_put(np.array((thread, rollout), np.uint32), self.device))
 
     def act(
-        self, params: PyTree, buffers: PyTree, timestep: TimeStep, state: PyTree, key: jax.Array, place: tuple[int, ...]
+        self, params: PyTree, buffers: PyTree, timestep: TimeStep, state: PyTree, keys: jax.Array, t: int
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Acts on a row and keeps it.
 
@@ -98,19 +104,17 @@ class Acting:
             buffers: Donated.
             timestep: `[B]`, in NumPy.
             state: The agent's, `[B, ...]`.
-            key: The run's root key, on the device.
-            place: The thread's number, the rollout's, and the row's: what the key for this step is made of.
+            keys: `[T]`, of all rows.
+            t: The row's number.
 
         Returns:
             The buffers, the agent's next state, and the actions `[B, ...]` in NumPy.
         """
-        # Not put there first: that takes longer than all else where networks are small. The program was compiled for
-        # the device, and takes NumPy to it.
-        with jax.transfer_guard_host_to_device("allow"):
-            buffers, state, action = self._compiled[2](
-                params, buffers, timestep, state, key, np.array(place, np.uint32)
-            )
-        return buffers, state, jax.device_get(action)
+        # Neither put there first nor fetched by `jax.device_get`: that takes longer than all else where networks are
+        # small. The program was compiled for the device, and takes NumPy to it.
+        with jax.transfer_guard("allow"):
+            buffers, state, action = self._compiled[2](params, buffers, timestep, state, keys, np.uint32(t))
+            return buffers, state, jax.tree.map(np.asarray, action)
 
     def finish(self, buffers: PyTree, timestep: TimeStep, state: PyTree) -> list[Trajectory]:
         """The trajectory, in one part per learner device.
@@ -126,6 +130,13 @@ class Acting:
         """A batch `[B, ...]` in parts."""
         size = self._batch_size // self._num_shards
         return [jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(self._num_shards)]
+
+    def _fresh_state(self) -> PyTree:
+        return self._agent.init_actor(self._batch_size)
+
+    def _new_rollout(self, key: jax.Array, place: UInt32[jax.Array, "2"]) -> tuple[list[PyTree], jax.Array]:
+        # All keys at once: deriving one takes as long as acting with a small network does.
+        return self._empty(), key_of_each(stream_key(key, Stream.ACT, *place), jnp.arange(self.length))
 
     def _empty(self) -> list[PyTree]:
         timestep, action, extras = self._rows
@@ -143,12 +154,10 @@ class Acting:
         buffers: list[PyTree],
         timestep: TimeStep,
         state: PyTree,
-        key: jax.Array,
-        counters: UInt32[jax.Array, "3"],
+        keys: jax.Array,
+        t: UInt32[jax.Array, ""],
     ) -> tuple[list[PyTree], PyTree, PyTree]:
-        thread, rollout, t = counters
-        key = jax.random.fold_in(stream_key(key, Stream.ACT, thread, rollout), t)
-        output = self._agent.act(params, timestep, state, key)
+        output = self._agent.act(params, timestep, state, keys[t])
         rows = self._shards((timestep, output.action, output.extras))
         buffers = [jax.tree.map(lambda x, row: x.at[t].set(row), *pair) for pair in zip(buffers, rows, strict=True)]
         # Copied: of an output that is an input too, JAX would hand back the input, which is the host's memory.

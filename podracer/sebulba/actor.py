@@ -157,7 +157,7 @@ class Actor:
         version, params = self._slot.for_rollout(number)
         jax.block_until_ready(params)
         pulse.enter("act")
-        buffers, start = acting.allocate(), self._state
+        (buffers, keys), start = acting.begin(key, self.index, number), self._state
         versions = np.empty(acting.length, np.int64)
         for t in range(acting.length):
             if self._stop.is_set() or not is_wanted():
@@ -165,8 +165,7 @@ class Actor:
             if self._is_fresh_each_step and t:
                 version, params = self._slot.newest()
             versions[t] = version
-            place = self.index, number, t
-            buffers, self._state, action = acting.act(params, buffers, self._timestep, self._state, key, place)
+            buffers, self._state, action = acting.act(params, buffers, self._timestep, self._state, keys, t)
             with self._calling(STEPPING):
                 self._timestep = self._checked(environment.step(action))
             pulse.enter("act")
