@@ -166,8 +166,8 @@ MUTATIONS = [
     ("sebulba/report.py", "update - rollout.versions", "rollout.versions - update", "sebulba/test_report.py"),
     (
         "sebulba/acting.py",
-        "Stream.ACT, thread, rollout)",
-        "Stream.ACT, rollout, thread)",
+        "Stream.ACT, *place)",
+        "Stream.ACT, *place[::-1])",
         "sebulba/test_sebulba.py::test_without_lag_it_gives_the_parameters_and_the_trajectories_of_anakin",
     ),
     (
