@@ -1,4 +1,4 @@
-"""PPO learns on real environments, as users run it. What it comes to in the end is measured by `make reproduce`."""
+"""Agents learn under both architectures, as users run them. What it comes to in the end is measured by `make reproduce`."""
 
 import json
 import os
@@ -17,6 +17,9 @@ import pytest
         ("ppo_breakout_minatar", "2e6", 10),  # 0.5.
         ("ppo_pendulum", "3e5", -400),  # -1200.
         ("ppo_mountain_car_continuous", "1e6", 80),  # -33, and 0 for doing nothing.
+        ("ppo_memory", "5e5", 0.8),  # 0.
+        ("impala_breakout_minatar", "2e6", 5),  # 0.5.
+        ("ppo_cartpole_gymnasium", "5e5", 400),  # 22.
     ],
 )
 def test_it_learns(name, total_steps, at_least, tmp_path):
