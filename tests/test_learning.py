@@ -1,4 +1,4 @@
-"""Agents learn under both architectures, as users run them. What it comes to in the end is measured by `make reproduce`."""
+"""Agents learn under both architectures, as users run them. `make reproduce` measures what it comes to."""
 
 import json
 import os
