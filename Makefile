@@ -26,10 +26,10 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.core
+bench: $(VENV)/.all
 	$(BIN)/python -m benchmarks
 
-reproduce: $(VENV)/.core
+reproduce: $(VENV)/.all
 	$(BIN)/python -m benchmarks.learning
 
 clean:
@@ -41,7 +41,13 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
+# With all that experiments train in.
+$(VENV)/.all: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gymnasium,envpool,atari]'
+	touch $@ $(VENV)/.core
+
 $(VENV)/.test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	touch $@ $(VENV)/.core
+	touch $@ $(VENV)/.all $(VENV)/.core

@@ -19,7 +19,9 @@ from podracer.envs.names import unknown_name
 from podracer.interrupts import exits_within
 from podracer.options import IMPORT_HELP, UsageError, option_value, options_in_full, parse, without_option
 
-_PATIENCE = 5.0  # Seconds from Ctrl-C to the end of the process, where there is nothing to save.
+# Seconds from Ctrl-C to the end of the process, without those in which a checkpoint is written. With what it takes to
+# notice, less than 10.
+_PATIENCE = 8.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("PODRACER_TRACEBACK"):
             traceback.print_exc()
+        # What went wrong with ending the run after it, so that the last line is the error.
+        for note in getattr(error, "__notes__", ()):
+            if "\n" not in note:  # As the traceback of an environment's process has.
+                _print_error(note)
         if isinstance(error, ValueError | FloatingPointError):
             _print_error(error)
         else:
@@ -341,21 +347,24 @@ def _bench(arguments: list[str]) -> int:
     if not parsed.seconds > 0:
         raise UsageError(f"--seconds is {parsed.seconds}; it must be above 0")
     print(f"{'threads':>7}{'envs':>7}{'rollout':>9}{'steps/s':>11}{'frames/s':>11}  slower")
-    best, fastest = None, 0.0
-    for trial in trials(parsed.experiment, parsed.seconds):
-        config = trial.config
-        figures = [trial.steps_per_second, trial.frames_per_second]
-        shown = "".join(f"{'-' if figure is None else format(figure, ',.0f'):>11}" for figure in figures)
-        threads = config.threads_per_actor_device
-        print(f"{threads:>7}{config.num_envs:>7}{config.rollout_length:>9}{shown}  {trial.bottleneck}", flush=True)
-        if trial.steps_per_second is not None and trial.steps_per_second > fastest:
-            best, fastest = config, trial.steps_per_second
+    best: Any = None
+    try:
+        for trial in trials(parsed.experiment, parsed.seconds):
+            config = trial.config
+            figures = [trial.steps_per_second, trial.frames_per_second]
+            shown = "".join(f"{'-' if figure is None else format(figure, ',.0f'):>11}" for figure in figures)
+            threads = config.threads_per_actor_device
+            print(f"{threads:>7}{config.num_envs:>7}{config.rollout_length:>9}{shown}  {trial.bottleneck}", flush=True)
+            if trial.steps_per_second is not None and (best is None or trial.steps_per_second > best.steps_per_second):
+                best = trial
+    finally:  # After Ctrl-C, of those that were tried.
+        if best is not None:
+            print(
+                f"fastest: --num-envs {best.config.num_envs} --rollout-length {best.config.rollout_length} "
+                f"--architecture.threads-per-actor-device {best.config.threads_per_actor_device}"
+            )
     if best is None:
         raise RuntimeError("none of them can run")
-    print(
-        f"fastest: --num-envs {best.num_envs} --rollout-length {best.rollout_length} "
-        f"--architecture.threads-per-actor-device {best.threads_per_actor_device}"
-    )
     return 0
 
 

@@ -2,13 +2,26 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-# Set while Ctrl-C has to wait for something that is worth saving.
+_LOOK = 0.1  # Seconds between two looks at the time, after Ctrl-C.
+# Set while something is written that Ctrl-C has to wait for.
 _is_saving = threading.Event()
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """While what is written takes as long as it takes: `exits_within` does not count it, until Ctrl-C comes again."""
+    _is_saving.set()
+    try:
+        yield
+    finally:
+        _is_saving.clear()
 
 
 @contextlib.contextmanager
@@ -34,11 +47,9 @@ def interrupted_between_steps() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, handle)
-    _is_saving.set()
     try:
         yield event
     finally:
-        _is_saving.clear()
         signal.signal(signal.SIGINT, previous)
     if event.is_set():
         raise KeyboardInterrupt
@@ -46,27 +57,30 @@ def interrupted_between_steps() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def exits_within(seconds: float) -> Iterator[None]:
-    """Ends the process with code 130 if Ctrl-C has not done so after some time.
+    """Ends the process with code 130 if Ctrl-C has not done so after some time, without that spent in `saving`.
 
     Python runs signal handlers between bytecodes of the main thread, so that a compilation of minutes would be finished
-    first. A thread hears the signal at once. It leaves the first Ctrl-C to `interrupted_between_steps`, inside of which
-    there is something to save. To be used by a program, not by a library.
+    first. A thread hears the signal at once. To be used by a program, not by a library.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    is_over = threading.Event()
 
     def watch() -> None:
-        interrupts = 0
-        while number := os.read(reader, 1):
-            if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-                continue
-            interrupts += 1
-            if (interrupts > 1 or not _is_saving.is_set()) and not is_over.wait(seconds):
-                os.write(2, b"podracer: interrupted\n")
+        interrupts, since = 0, 0.0
+        while True:
+            if select.select([reader], [], [], _LOOK if interrupts else None)[0]:
+                if not (number := os.read(reader, 1)):
+                    return
+                if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+                    continue
+                interrupts, since = interrupts + 1, time.monotonic()
+            elif interrupts == 1 and _is_saving.is_set():
+                since = time.monotonic()
+            elif time.monotonic() - since > seconds:
+                os.write(2, b"podracer: interrupted before what was under way had ended; what was saved is kept\n")
                 os._exit(130)
 
     watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)
@@ -75,7 +89,6 @@ def exits_within(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        is_over.set()
         signal.set_wakeup_fd(previous)
         os.close(writer)
         watcher.join()

@@ -50,6 +50,7 @@ class Progress:
         self._start = time.perf_counter()
         self._phases = 0.0
         self._episode_return = math.nan
+        self._metrics: Metrics = {}
         self._lines = self._twentieths(initial_steps)
         self._shown_at = -math.inf
         self._bar: Bar | None = None
@@ -73,7 +74,11 @@ class Progress:
         self.message(f"{done or doing} in {_duration(phase.seconds)}")
 
     def update(self, env_steps: int, metrics: Metrics) -> None:
-        """Shows where the run stands: steps, steps per second, the last return, time left."""
+        """Shows where the run stands: steps, steps per second, the last return, time left.
+
+        Under Sebulba also how far policies lag behind, and how long the side waits that waits longer.
+        """
+        self._metrics = metrics
         episode_return = metrics.get("episode_return", math.nan)
         if math.isfinite(episode_return):
             self._episode_return = episode_return
@@ -116,6 +121,10 @@ class Progress:
             figures.append(f"return {self._episode_return:.4g}")
         if rate > 0:
             figures.append(f"{_duration(max(self._total - env_steps, 0) / rate)} left")
+        if (lag := self._metrics.get("policy_lag")) is not None:
+            waits = {"actors wait": "actor_time_parameters", "learner waits": "learner_time_trajectories"}
+            longest = max(waits, key=lambda side: self._metrics[waits[side]])
+            figures += [f"lag {lag:.3g}", f"{longest} {self._metrics[waits[longest]]:.0%}"]
         return figures
 
     def _update_bar(self, env_steps: int) -> None:

@@ -15,7 +15,7 @@ from podracer.fields import differences
 _FREE = ("devices", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
 _FREE_IN_ARCHITECTURE = (
     *("actor_devices", "learner_devices", "threads_per_actor_device"),
-    *("start_timeout", "step_timeout", "max_restarts", "serial"),
+    *("start_timeout", "step_timeout", "device_timeout", "max_restarts", "serial"),
 )
 
 

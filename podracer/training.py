@@ -17,7 +17,7 @@ from podracer.checkpoint import Checkpointer
 from podracer.envs.packages import import_package
 from podracer.evaluate import Evaluation, evaluate, record
 from podracer.experiment import Experiment
-from podracer.interrupts import interrupted_between_steps
+from podracer.interrupts import interrupted_between_steps, saving
 from podracer.loading import evaluation_key
 from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
@@ -114,6 +114,8 @@ class _Counters:
     training_seconds: float = 0.0
     compile_seconds: float = 0.0
     wall_seconds: float = 0.0
+    environment_restarts: int = 0
+    discarded_rows: int = 0
 
 
 class _Run:
@@ -202,7 +204,15 @@ class _Run:
         counters.compile_seconds += self.tracing_seconds + phase.seconds
 
     def train(self) -> None:
-        """All updates that are left. Under Anakin one window is read while the next is computed."""
+        """All updates that are left; at the end, whatever it is, where the time went."""
+        try:
+            self._update()
+        finally:
+            for line in self.time_budget.lines():
+                self.progress.message(line)
+
+    def _update(self) -> None:
+        """Updates, windows and checkpoints. Under Anakin one window is read while the next is computed."""
         experiment, counters = self.experiment, self.counters
         interval = experiment.checkpoint_interval
         self.window_began = time.perf_counter()
@@ -234,9 +244,10 @@ class _Run:
                     self._save(score)
             if pending is not None:
                 score = self._read(*pending)
-            if updates > started_at:
-                self._save(score)
-            self.checkpointer.wait()
+            with saving():
+                if updates > started_at:
+                    self._save(score)
+                self.checkpointer.wait()
             if interrupted.is_set():
                 self._warn(f"stopped after update {updates}; `podracer resume {self.directory.path}` goes on")
 
@@ -246,8 +257,6 @@ class _Run:
         self.progress.close()
         if isinstance(self.architecture, Sebulba):
             self._end_actors(self.architecture)
-        if (slower := self.time_budget.bottleneck()) is not None:
-            self.progress.message(f"bottleneck: {slower}")
         environment = experiment.make_environment()
         params = policy(self.architecture, self.state)
         key = evaluation_key(experiment, counters.updates)
@@ -267,7 +276,9 @@ class _Run:
             "wall_seconds": self._wall_seconds(),
             "evaluation": evaluation.summary(),
         }
-        if slower is not None:
+        if isinstance(self.architecture, Sebulba):
+            summary |= {name: getattr(counters, name) for name in ("environment_restarts", "discarded_rows")}
+        if (slower := self.time_budget.bottleneck()) is not None:
             summary |= {"bottleneck": slower, "time": self.time_budget.shares()}
         directory = self.directory
         with self._writing(directory.summary):
@@ -350,6 +361,10 @@ class _Run:
         }
         if isinstance(window, SebulbaWindow):
             self.time_budget.add(window, seconds)
+            counters.environment_restarts += len(window.failures)
+            counters.discarded_rows += window.discarded_rows
+            for failure in window.failures:
+                self._warn(failure)
         for logger in self.loggers:
             logger.write(line)
         self.progress.update(updates * self.experiment.steps_per_update, line)

@@ -117,15 +117,16 @@ BLOCK = 'hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)'
     ("body", "presses"),
     [
         (BLOCK, 1),
+        (f"with interrupted_between_steps(): {BLOCK}", 1),
         # The first waits for what is being saved; the second means it.
-        (f"with interrupted_between_steps(): {BLOCK}", 2),
+        (f"with interrupted_between_steps(), saving(): {BLOCK}", 2),
     ],
-    ids=["nothing to save", "second"],
+    ids=["nothing to save", "a step that is long", "saving"],
 )
 def test_a_process_that_cannot_hear_ends(body, presses):
     script = f"""
         import hashlib, signal
-        from podracer.interrupts import exits_within, interrupted_between_steps
+        from podracer.interrupts import exits_within, interrupted_between_steps, saving
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with exits_within(1):
             print("begun", flush=True)
@@ -142,4 +143,5 @@ def test_a_process_that_cannot_hear_ends(body, presses):
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
     _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, "podracer: interrupted\n")
+    message = "podracer: interrupted before what was under way had ended; what was saved is kept\n"
+    assert (process.returncode, error) == (130, message)

@@ -122,6 +122,18 @@ def test_quiet_shows_warnings_only(clock):
         assert "could not save" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("actors", "learner", "words"), [(0.48, 0.02, "actors wait 48%"), (0.1, 0.35, "learner waits 35%")]
+)
+def test_the_lag_and_the_side_that_waits_longer_are_shown_where_there_are_two(actors, learner, words, clock):
+    console = console_of()
+    shown = Progress(100, console=console)
+    clock.now += 1
+    waits = {"actor_time_parameters": actors, "learner_time_trajectories": learner}
+    shown.update(50, {"policy_lag": 1.0, **waits})
+    assert lines_of(console) == [f"50 of 100 steps (50 %), 50 steps/s, 1.0 s left, lag 1, {words}"]
+
+
 def test_on_a_terminal_there_is_a_bar(clock):
     console = console_of(force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
     shown = Progress(1000, console=console)

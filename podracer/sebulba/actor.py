@@ -18,9 +18,9 @@ from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
 from podracer.sebulba.pulse import Pulse
 from podracer.types import TimeStep, Trajectory
 
-# What an actor's time goes to. Of the first three, the environments may take as long as they are given, and no longer.
-MAKING, RESETTING, STEPPING = "make", "reset", "step"
-ACTIVITIES = (MAKING, RESETTING, STEPPING, "act", "transfer", "parameters")
+# What an actor's time goes to. All but the wait for parameters may take as long as it is given, and no longer.
+MAKING, RESETTING, STEPPING, ACTING, SENDING = "make", "reset", "step", "act", "transfer"
+ACTIVITIES = (MAKING, RESETTING, STEPPING, ACTING, SENDING, "parameters")
 
 
 class ActorError(RuntimeError):
@@ -35,15 +35,15 @@ class Rollout:
         shards: The trajectory, in one part per learner device, on those devices.
         versions: `[T]`, of the parameters that acted.
         episodes: That finished: their number, and the sums of their returns and lengths.
-        discarded: Rows that were lost to environments that had to be made anew.
-        restarts: How often they were.
+        failures: Of environments that were made anew after it, a line each.
+        discarded: Rows that were lost to them.
     """
 
     shards: list[Trajectory]
     versions: np.ndarray
     episodes: tuple[int, float, int]
+    failures: tuple[str, ...] = ()
     discarded: int = 0
-    restarts: int = 0
 
 
 class Actor:
@@ -105,27 +105,27 @@ class Actor:
             Stopped: The run has ended, or the rollout is not wanted.
             ActorError: The environments failed once more than they may, or anything else did.
         """
-        discarded = restarts = 0
+        discarded = 0
+        failures: tuple[str, ...] = ()
         while True:
             done: list[int] = []
             try:
-                try:
-                    environment = self._environment or self._make(number)
-                    made = self._roll(environment, number, key, is_wanted, done)
-                    return dataclasses.replace(made, discarded=discarded, restarts=restarts)
-                except _EnvironmentFailure:
-                    with contextlib.suppress(Exception):  # Of environments that are broken already.
-                        self.close()
-                    if self._restarts >= self._max_restarts or self._stop.is_set():
-                        raise
-                    self._restarts, restarts = self._restarts + 1, restarts + 1
-                    discarded += len(done) * self._where.num_envs
+                environment = self._environment or self._make(number)
+                made = self._roll(environment, number, key, is_wanted, done)
+                return dataclasses.replace(made, failures=failures, discarded=discarded)
             except Stopped:
                 raise
+            except _EnvironmentFailure as failure:
+                with contextlib.suppress(Exception):  # Of environments that are broken already.
+                    self.close()
+                line = f"{self.name}: {failure}: {failure_in_words(failure.__cause__)}"
+                if self._restarts >= self._max_restarts or self._stop.is_set():
+                    raise ActorError(line) from failure.__cause__
+                self._restarts += 1
+                failures = *failures, f"{line}; made anew, {self._restarts} of {self._max_restarts}"
+                discarded += len(done) * self._where.num_envs
             except Exception as error:
-                cause = error.__cause__ if isinstance(error, _EnvironmentFailure) else error
-                what = f"{error}: " if isinstance(error, _EnvironmentFailure) else ""
-                raise ActorError(f"{self.name}: {what}{failure_in_words(cause)}") from cause
+                raise ActorError(f"{self.name}: {failure_in_words(error)}") from error
 
     def close(self) -> None:
         """Ends the environments. May be called from another thread, of an actor that does not answer."""
@@ -156,7 +156,7 @@ class Actor:
         pulse.enter("parameters")
         version, params = self._slot.for_rollout(number)
         jax.block_until_ready(params)
-        pulse.enter("act")
+        pulse.enter(ACTING)
         (buffers, keys), start = acting.begin(key, self.index, number), self._state
         versions = np.empty(acting.length, np.int64)
         for t in range(acting.length):
@@ -168,11 +168,11 @@ class Actor:
             buffers, self._state, action = acting.act(params, buffers, self._timestep, self._state, keys, t)
             with self._calling(STEPPING):
                 self._timestep = self._checked(environment.step(action))
-            pulse.enter("act")
+            pulse.enter(ACTING)
             self._episodes.add(self._timestep)
             done.append(t)
         shards = acting.finish(buffers, self._timestep, start)
-        pulse.enter("transfer")
+        pulse.enter(SENDING)
         pairs = zip(shards, self._learner_devices, strict=True)
         # Waited for: the host's memory of the last row is the environment's again after this.
         shards = jax.block_until_ready([jax.device_put(shard, device) for shard, device in pairs])

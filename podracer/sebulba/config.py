@@ -37,6 +37,7 @@ class SebulbaConfig:
             that the batch that acts and the batch that learns are chosen apart (arXiv 2104.06272, section 4).
         start_timeout: Seconds in which a thread's environments have to be made and reset.
         step_timeout: Seconds in which a thread's environments have to step.
+        device_timeout: Seconds in which a device has to act, to pass a trajectory on, and to make an update.
         max_restarts: How often a thread may make its environments anew after they raised an error. What they were in
             the middle of is discarded, and counted.
         serial: Do everything in one thread, for a debugger. The run is the same.
@@ -55,6 +56,7 @@ class SebulbaConfig:
     batch_splits: int = 1
     start_timeout: float = 120.0
     step_timeout: float = 60.0
+    device_timeout: float = 600.0
     max_restarts: int = 0
     serial: bool = False
 
@@ -72,6 +74,7 @@ class SebulbaConfig:
                 "batch_splits": COUNT,
                 "start_timeout": _SECONDS,
                 "step_timeout": _SECONDS,
+                "device_timeout": _SECONDS,
                 "max_restarts": COUNT_FROM_0,
                 "serial": SWITCH,
             },

@@ -11,7 +11,17 @@ from jaxtyping import PyTree
 
 from podracer.envs.host import EnvironmentSlice, HostFactory
 from podracer.sebulba.acting import Acting
-from podracer.sebulba.actor import MAKING, RESETTING, STEPPING, Actor, Rollout, close_actor, run_actor
+from podracer.sebulba.actor import (
+    ACTING,
+    MAKING,
+    RESETTING,
+    SENDING,
+    STEPPING,
+    Actor,
+    Rollout,
+    close_actor,
+    run_actor,
+)
 from podracer.sebulba.config import SebulbaConfig
 from podracer.sebulba.parameter_slot import ParameterSlot, Stopped
 
@@ -21,7 +31,15 @@ _LOOK = 0.05  # Seconds between two looks at whether all actors are well.
 _AWAY = 1.0
 # Seconds that threads have to end by themselves, then closing their environments, then the threads again. With what
 # it takes to notice, less than the 5 in which a run that has failed is to be over.
-_ENDING, _CLOSING, _ENDED = 1.0, 1.0, 2.5
+_ENDING, _CLOSING, _ENDED = 1.0, 1.0, 2.0
+# The field of the configuration that has an activity's limit.
+_LIMITS = {
+    MAKING: "start_timeout",
+    RESETTING: "start_timeout",
+    STEPPING: "step_timeout",
+    ACTING: "device_timeout",
+    SENDING: "device_timeout",
+}
 
 
 class Crew:
@@ -101,7 +119,7 @@ class Crew:
 
         Raises:
             ActorError: An actor failed.
-            TimeoutError: An actor's environments take longer than they may.
+            TimeoutError: An actor takes longer than it may.
         """
         if self._config.serial:
             pairs = zip(self.actors, self._keys, strict=True)
@@ -128,7 +146,7 @@ class Crew:
 
         Raises:
             ActorError: An actor failed.
-            TimeoutError: An actor's environments take longer than they may.
+            TimeoutError: An actor takes longer than it may.
         """
         if self._failures:
             raise self._failures[0]
@@ -136,16 +154,22 @@ class Crew:
         if now - self._looked > _AWAY:
             self._back = now
         self._looked = now
-        limits = {MAKING: self._config.start_timeout, RESETTING: self._config.start_timeout}
-        limits[STEPPING] = self._config.step_timeout
+        if self._config.serial:
+            return
         for actor in self.actors:
             activity, since = actor.pulse.current()
-            if now - max(since, self._back) > limits.get(activity, float("inf")) and not self._config.serial:
-                name = "step_timeout" if activity == STEPPING else "start_timeout"
-                raise TimeoutError(
-                    f"{actor.name}: {activity} has not come back for {now - since:.1f} s; the limit is {name}, "
-                    f"{limits[activity]:g} s"
-                )
+            if activity in _LIMITS:
+                self.check_time(f"{actor.name}: {activity}", since, _LIMITS[activity])
+
+    def check_time(self, what: str, since: float, limit: str) -> None:
+        """Whether something that began at a time of `time.perf_counter` takes longer than a field of the configuration.
+
+        Raises:
+            TimeoutError: It does.
+        """
+        seconds, now = getattr(self._config, limit), time.perf_counter()
+        if now - max(since, self._back) > seconds:
+            raise TimeoutError(f"{what} has not come back for {now - since:.1f} s; the limit is {limit}, {seconds:g} s")
 
     def close(self) -> list[str]:
         """Ends threads and environments; returns what went wrong with it, a line each."""

@@ -24,8 +24,8 @@ class SebulbaWindow:
         lag: How many rows were acted by parameters of so many updates before those that learnt from them.
         actor_shares: Of the time of all actors, by activity.
         learner_shares: Of the time of the learner.
-        discarded_rows: Rows lost to environments that had to be made anew.
-        restarts: How often they were.
+        failures: Of environments that were made anew after it, a line each.
+        discarded_rows: Rows lost to them.
     """
 
     sums: Window
@@ -34,8 +34,8 @@ class SebulbaWindow:
     lag: dict[int, int]
     actor_shares: dict[str, float]
     learner_shares: dict[str, float]
+    failures: tuple[str, ...] = ()
     discarded_rows: int = 0
-    restarts: int = 0
 
     @property
     def env_steps(self) -> jax.Array:
@@ -61,7 +61,7 @@ class SebulbaWindow:
         summary |= {f"policy_lag_{lag}": count / rows for lag, count in sorted(self.lag.items())}
         summary |= {f"actor_time_{name}": share for name, share in self.actor_shares.items()}
         summary |= {f"learner_time_{name}": share for name, share in self.learner_shares.items()}
-        return summary | {"discarded_rows": self.discarded_rows, "environment_restarts": self.restarts}
+        return summary | {"discarded_rows": self.discarded_rows, "environment_restarts": len(self.failures)}
 
 
 @dataclasses.dataclass
@@ -71,8 +71,8 @@ class Tally:
     updates: int = 0
     episodes: tuple[int, float, int] = (0, 0.0, 0)
     lag: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    failures: tuple[str, ...] = ()
     discarded_rows: int = 0
-    restarts: int = 0
 
     def add(self, update: int, rollouts: list[Rollout], envs_per_actor: int) -> None:
         """One update's rollouts."""
@@ -84,7 +84,7 @@ class Tally:
             for lag, rows in zip(*np.unique(update - rollout.versions, return_counts=True), strict=True):
                 self.lag[int(lag)] += int(rows) * envs_per_actor
             self.discarded_rows += rollout.discarded
-            self.restarts += rollout.restarts
+            self.failures += rollout.failures
 
 
 def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -127,6 +127,15 @@ class TimeBudget:
         """Of the time of actors and of the learner, by activity; empty where nothing ran."""
         named = {"actors": self._actors, "learner": self._learner}
         return {name: shares({}, dict(total)) for name, total in named.items() if total}
+
+    def lines(self) -> list[str]:
+        """The shares and the bottleneck in words, for a person to read; empty where nothing ran."""
+        lines = []
+        for side, found in self.shares().items():
+            largest = sorted(found.items(), key=lambda item: -item[1])
+            parts = [f"{name} {share:.0%}" for name, share in largest if share >= 0.005]
+            lines.append(f"time of the {side}: {', '.join(parts)}")
+        return lines + [f"bottleneck: {self.bottleneck()}"] * bool(lines)
 
     def bottleneck(self) -> str | None:
         """Which side the other waited for, in words; None where nothing ran."""

@@ -74,6 +74,8 @@ class Sebulba:
         self.shapes = self._learning.shapes
         self._seed = 0
         self._crew: Crew | None = None
+        self._pulse = Pulse(LEARNER_ACTIVITIES)
+        self._spent: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._returned: Any = None
 
     @property
@@ -121,7 +123,7 @@ class Sebulba:
         self._seed = int(seed)
 
     def compile(self) -> None:
-        """Compiles everything, if it is not compiled yet: no thread ever does."""
+        """Compiles what acts and what learns, if it is not compiled yet: no thread of an actor does."""
         for acting in self._acting:
             acting.compile()
         self._learning.compile()
@@ -143,7 +145,7 @@ class Sebulba:
             ValueError: `num_updates` is no integer from 1 to what one call can count, or the state was donated before.
             ActorError: Something went wrong in an actor; thread, device and environment are named, and the cause is
                 attached.
-            TimeoutError: Environments take longer than they may.
+            TimeoutError: Environments or a device take longer than they may.
         """
         check_num_updates(num_updates, self.steps_per_update)
         if state.updates.is_deleted():
@@ -170,9 +172,7 @@ class Sebulba:
     def _learn(
         self, state: SebulbaState, num_updates: int, stop: threading.Event
     ) -> tuple[SebulbaState, SebulbaWindow]:
-        pulse = Pulse(LEARNER_ACTIVITIES)
-        crew = self._crew_for(state)
-        actors_before = _seconds(crew)
+        crew, pulse = self._crew_for(state), self._pulse
         window, tally = self._learning.empty_window(), Tally()
         while tally.updates < num_updates and not stop.is_set():
             update = crew.next_update
@@ -186,20 +186,21 @@ class Sebulba:
             del rollouts
             state, window = self._learning.update(state, window, trajectories)
             del trajectories
-            _wait_for(window.updates, crew, stop)
+            _wait_for(window.updates, f"update {update}", crew, stop)
             pulse.enter("publish")
             crew.publish(update + 1, self._learning.actor_params(state))
         pulse.enter("other")
-        sums = self._learning.finish(window, state)
+        before, self._spent = self._spent, (_seconds(crew), dict(pulse.seconds))
+        actor_shares, learner_shares = map(shares, before, self._spent)
         report = SebulbaWindow(
-            sums=sums,
+            sums=self._learning.finish(window, state),
             updates=tally.updates,
             episodes=tally.episodes,
             lag=dict(tally.lag),
-            actor_shares=shares(actors_before, _seconds(crew)),
-            learner_shares=shares({}, pulse.seconds),
+            actor_shares=actor_shares,
+            learner_shares=learner_shares,
             discarded_rows=tally.discarded_rows,
-            restarts=tally.restarts,
+            failures=tally.failures,
         )
         self._returned = state.updates
         return state, report
@@ -213,6 +214,8 @@ class Sebulba:
                 self.config, self.environments, self._acting, self.split.learners, self._seed, state.key, update
             )
             self._crew.publish(update, self._learning.actor_params(state))
+            # One for all calls: what passes between them is a part of what the learner's time goes to.
+            self._pulse, self._spent = Pulse(LEARNER_ACTIVITIES), ({}, {})
         return self._crew
 
     def _end(self) -> None:
@@ -226,11 +229,12 @@ def _seconds(crew: Crew) -> dict[str, float]:
     return {name: sum(reading[name] for reading in readings) for name in readings[0]}
 
 
-def _wait_for(array: Any, crew: Crew, stop: threading.Event) -> None:
-    """Until the device has made an array, while the actors are watched, unless the run is to stop anyway."""
-    pause = 1e-4
+def _wait_for(array: Any, what: str, crew: Crew, stop: threading.Event) -> None:
+    """Until the devices have made an array, while they and the actors are watched, unless the run is to stop anyway."""
+    began, pause = time.perf_counter(), 1e-4
     while not array.is_ready():
         time.sleep(pause)
         pause = min(2 * pause, 5e-3)
         if not stop.is_set():
             crew.check()
+            crew.check_time(what, began, "device_timeout")

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
+from podracer.envs.host import failure_in_words
 from podracer.experiment import Experiment
 from podracer.sebulba.config import SebulbaConfig
 from podracer.sebulba.report import TimeBudget
@@ -49,7 +50,8 @@ def candidates(config: SebulbaConfig) -> list[SebulbaConfig]:
 def trials(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     """Runs an experiment in every way, from its beginning, for an equal share of the time.
 
-    What cannot run, since environments cannot be divided so or the agent refuses it, costs no time.
+    What cannot run, since environments cannot be divided so or the agent refuses it, costs no time. One that fails does
+    not end the others. `batch_splits` stays as it is: it decides what is learnt, and not only how fast.
 
     Args:
         experiment: Of a `SebulbaConfig`.
@@ -68,7 +70,10 @@ def trials(experiment: Experiment, seconds: float) -> Iterator[Trial]:
             yield Trial(config, None, None, str(error))
             continue
         assert isinstance(architecture, Sebulba)
-        yield _try(architecture, experiment.seed, seconds / len(ways))
+        try:
+            yield _try(architecture, experiment.seed, seconds / len(ways))
+        except Exception as error:
+            yield Trial(config, None, None, failure_in_words(error))
 
 
 def _try(sebulba: Sebulba, seed: int, seconds: float) -> Trial:

@@ -1,10 +1,12 @@
 """Whatever goes wrong ends the run within seconds, is named, and leaves nothing behind."""
 
 import dataclasses
+import re
 import threading
 import time
 import traceback
 
+import jax
 import numpy as np
 import pytest
 from sebulba.test_sebulba import scripted
@@ -81,7 +83,7 @@ def test_environments_that_cannot_be_closed_are_made_anew_all_the_same():
     sebulba.environments = HostFactory("broken", lambda where: Broken(script, where))
     with sebulba:
         _, window = sebulba.run(sebulba.init(0), 4)
-    assert window.restarts == 1
+    assert len(window.failures) == 1
 
 
 class Unclosable(ScriptedEnvironment):
@@ -126,6 +128,37 @@ def test_a_crash_while_the_learner_is_busy_ends_the_run_too(monkeypatch):
 
     monkeypatch.setattr(sebulba._learning, "update", slow_update)
     ends(sebulba, ActorError, "the emulator crashed")
+
+
+class Stalling(Watcher):
+    """Whose devices are busy for longer than they may be."""
+
+    def __init__(self, when):
+        super().__init__()
+        object.__setattr__(self, "when", when)
+
+    def act(self, params, timestep, actor_state, key, *, evaluate=False):
+        output = super().act(params, timestep, actor_state, key, evaluate=evaluate)
+        return dataclasses.replace(output, action=self._stall("act", output.action))
+
+    def update(self, learner, memory, trajectory, key, *, axis=None):
+        learner, memory, metrics = super().update(learner, memory, trajectory, key, axis=axis)
+        return learner | {"updates": self._stall("update", learner["updates"])}, memory, metrics
+
+    def _stall(self, activity, array):
+        def stall(array):
+            time.sleep(1.5)
+            return array
+
+        return jax.pure_callback(stall, array, array) if activity == self.when else array
+
+
+@pytest.mark.parametrize(("when", "what"), [("act", r"actor 0 on .*, scripted 0 to 7: act"), ("update", "update 0")])
+def test_a_device_that_hangs_is_named(when, what):
+    config = dataclasses.replace(CONFIG, threads_per_actor_device=1, device_timeout=0.3)
+    sebulba = Sebulba(Stalling(when), Script().factory(), config)
+    sebulba.compile()
+    ends(sebulba, TimeoutError, rf"^{what} has not come back for 0\.[3-9] s; the limit is device_timeout, 0\.3 s")
 
 
 def test_an_environment_that_hangs_is_named_and_does_not_hold_the_run():
@@ -304,6 +337,8 @@ def test_environments_that_crash_are_made_anew_as_often_as_allowed():
     summary = window.summarize()
     # In its second rollout it had stepped once: a row of 4 environments.
     assert (summary["environment_restarts"], summary["discarded_rows"]) == (1, 4)
+    (failure,) = window.failures
+    assert re.fullmatch(r"actor 1 on .*: step: RuntimeError: the emulator crashed; made anew, 1 of 1", failure)
     slices = [(where.first_index, where.start, where.attempt) for where in script.made]
     assert sorted(slices) == [(0, 0, 0), (4, 0, 0), (4, 1, 1)]
     # The other thread's rows, and those of the environments that began anew with the second rollout.

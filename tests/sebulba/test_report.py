@@ -30,7 +30,7 @@ def window(**changes):
 
 
 def test_a_summary_has_means_lag_shares_and_losses():
-    summary = window(discarded_rows=8, restarts=1).summarize()
+    summary = window(discarded_rows=8, failures=("it crashed",)).summarize()
     assert summary["loss"] == 3
     assert (summary["episodes"], summary["episode_return"], summary["episode_length"]) == (4, 2.5, 6)
     assert (summary["policy_lag"], summary["policy_lag_0"], summary["policy_lag_1"]) == (0.75, 0.25, 0.75)
@@ -45,14 +45,17 @@ def test_no_episode_has_no_return():
 
 def test_a_tally_adds_up_rollouts():
     tally = Tally()
-    tally.add(
-        3, [Rollout([], np.array([3, 3, 2]), (1, 5.0, 7)), Rollout([], np.array([1, 2, 2]), (0, 0.0, 0), 6, 1)], 4
-    )
+    broken = {"failures": ("it crashed",), "discarded": 6}
+    rollouts = [
+        Rollout([], np.array([3, 3, 2]), (1, 5.0, 7)),
+        Rollout([], np.array([1, 2, 2]), (0, 0.0, 0), **broken),
+    ]
+    tally.add(3, rollouts, 4)
     tally.add(4, [Rollout([], np.array([3, 3, 3]), (2, 1.0, 2))], 4)
     assert tally.updates == 2
     assert tally.episodes == (3, 6.0, 9)
     assert tally.lag == {0: 8, 1: 24, 2: 4}
-    assert (tally.discarded_rows, tally.restarts) == (6, 1)
+    assert (tally.discarded_rows, tally.failures) == (6, ("it crashed",))
 
 
 def test_shares_are_of_the_time_between_two_readings():
@@ -82,3 +85,13 @@ def test_a_budget_weighs_windows_by_their_time():
     assert budget.shares()["learner"]["trajectories"] == pytest.approx((0.05 + 3 * 0.95) / 4)
     assert sum(budget.shares()["actors"].values()) == pytest.approx(1)
     assert budget.bottleneck().startswith("the actors")
+
+
+def test_a_budget_is_told_in_lines_with_the_largest_first():
+    budget = TimeBudget()
+    assert budget.lines() == []
+    budget.add(window(actor_shares=dict.fromkeys(ACTOR, 0.0) | {"act": 0.25, "step": 0.746, "make": 0.004}), 2.0)
+    first, second, last = budget.lines()
+    assert first == "time of the actors: step 75%, act 25%"
+    assert second.startswith("time of the learner: update 90%")
+    assert last == f"bottleneck: {budget.bottleneck()}"

@@ -4,11 +4,12 @@ import re
 
 import pytest
 from sebulba.toy_runs import experiment
+from sebulba.toys import ScriptedEnvironment
 
 from podracer import cli
 from podracer.anakin import AnakinConfig
-from podracer.sebulba import SebulbaConfig
-from podracer.sebulba.tuning import candidates, trials
+from podracer.sebulba import SebulbaConfig, tuning
+from podracer.sebulba.tuning import Trial, candidates, trials
 
 
 def test_every_way_has_as_many_steps_per_update():
@@ -29,6 +30,36 @@ def test_what_cannot_run_says_why_and_the_rest_is_timed():
         divides = trial.config.num_envs % trial.config.threads_per_actor_device == 0
         assert (trial.steps_per_second is not None) == divides
         assert divides or "cannot be divided among 3 actor threads" in trial.bottleneck or "4 actor" in trial.bottleneck
+
+
+def test_one_that_fails_does_not_end_the_others(monkeypatch):
+    run = experiment(architecture=SebulbaConfig(num_envs=4, rollout_length=3), devices=1)
+    make = ScriptedEnvironment.__init__
+
+    def made(self, script, where):
+        if where.num_envs == 2:
+            raise OSError("out of emulators")
+        make(self, script, where)
+
+    monkeypatch.setattr(ScriptedEnvironment, "__init__", made)
+    one, two, *others = trials(run, 0.1)
+    assert one.steps_per_second is not None
+    assert two.steps_per_second is None
+    assert "out of emulators" in two.bottleneck
+    assert any(trial.steps_per_second is not None for trial in others)
+
+
+def test_ctrl_c_leaves_the_fastest_so_far(capsys, monkeypatch):
+    def interrupted(experiment, seconds):
+        for threads, rate in ((1, 10.0), (2, 20.0), (3, 15.0)):
+            yield Trial(SebulbaConfig(num_envs=6, threads_per_actor_device=threads), rate, rate, "")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "trials", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", "sebulba", "tiny_scripted"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().out.splitlines()[-1].endswith("threads-per-actor-device 2")
 
 
 def test_under_anakin_there_is_nothing_to_try():
