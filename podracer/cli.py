@@ -201,7 +201,7 @@ def _run(experiment: Any, options: Any) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    """evaluate RUN: play greedy episodes with a run's newest checkpoint, or another."""
+    """evaluate RUN: play episodes with a run's newest checkpoint, or another."""
     from podracer.evaluate import evaluate
     from podracer.loading import load_policy
     from podracer.progress import Progress
@@ -214,6 +214,8 @@ def _evaluate(arguments: list[str]) -> int:
         """How many, each in an environment of its own."""
         checkpoint: str = "newest"
         """newest, best (by the return in training), or the update that it was saved after."""
+        greedy: bool | None = None
+        """Whether it acts greedily, and not as it explores; by default as the experiment says."""
         json: bool = False
         """Print one JSON object, and nothing of how it is getting on."""
 
@@ -225,7 +227,8 @@ def _evaluate(arguments: list[str]) -> int:
     with progress.phase(f"loading {parsed.run_dir}", "loaded"):
         loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
     with progress.phase(f"compiling, and playing {parsed.episodes} episodes", "played"):
-        result = evaluate(loaded.agent, loaded.environment, loaded.params, loaded.key(), parsed.episodes)
+        greedy = loaded.experiment.evaluation_greedy if parsed.greedy is None else parsed.greedy
+        result = evaluate(loaded.agent, loaded.environment, loaded.params, loaded.key(), parsed.episodes, greedy=greedy)
     if result.unfinished:
         _print_error(f"{result.unfinished} episodes did not end and are left out")
     if parsed.json:
@@ -252,6 +255,8 @@ def _record(arguments: list[str]) -> int:
         """newest, best (by the return in training), or the update that it was saved after."""
         max_steps: int = 1000
         """Where to cut a long episode."""
+        greedy: bool | None = None
+        """Whether it acts greedily, and not as it explores; by default as the experiment says."""
 
     parsed = parse(Record, arguments, "podracer record")
     checkpoint = _checkpoint(parsed.checkpoint)
@@ -262,8 +267,10 @@ def _record(arguments: list[str]) -> int:
     with progress.phase(f"loading {parsed.run_dir}", "loaded"):
         loaded = load_policy(parsed.run_dir, checkpoint, report=_print_error)
     with progress.phase("compiling, and playing an episode", "played"):
+        key = loaded.key(recording=True)
+        greedy = loaded.experiment.evaluation_greedy if parsed.greedy is None else parsed.greedy
         frames, episode_return = record(
-            loaded.agent, loaded.environment, loaded.params, loaded.key(recording=True), max_steps=parsed.max_steps
+            loaded.agent, loaded.environment, loaded.params, key, max_steps=parsed.max_steps, greedy=greedy
         )
     path = save_gif(frames, out)
     print(f"{path}: return {episode_return:.4g}")

@@ -13,7 +13,7 @@ from podracer.envs.autoreset import Autoreset
 from podracer.envs.base import Environment
 from podracer.envs.host import HostFactory
 from podracer.envs.rendering import render
-from podracer.host_evaluation import GreedyPlayer, play_episodes, record_episode
+from podracer.host_evaluation import Player, play_episodes, record_episode
 from podracer.rollout import RolloutState, rollout_step, start_rollout
 from podracer.types import TimeStep
 
@@ -28,16 +28,18 @@ class Evaluation:
         returns: `[episodes]`, undiscounted sums of the environment's own rewards.
         lengths: `[episodes]`, in steps.
         unfinished: Episodes that were still going at the step limit; they are in neither.
+        greedy: Whether the agent acted greedily, and not as it explores.
         reference_scores: The returns of a random player and of a human, None where they are not known.
     """
 
     returns: Float[np.ndarray, "N"]
     lengths: Int[np.ndarray, "N"]
     unfinished: int = 0
+    greedy: bool = True
     reference_scores: tuple[float, float] | None = None
 
     def summary(self) -> dict[str, float | int]:
-        """Mean, standard deviation, extremes and number of the returns. NaN where no episode ended.
+        """Mean, standard deviation, extremes and number of the returns, and how it acted. NaN where no episode ended.
 
         Where the scores of a random player and of a human are known, the mean on a scale from 0 for the one to 1 for
         the other is among them, as `human_normalized`.
@@ -49,6 +51,7 @@ class Evaluation:
             "min": float(returns.min()),
             "max": float(returns.max()),
             "episodes": len(self.returns),
+            "greedy": self.greedy,
         }
         if self.reference_scores is not None:
             random, human = self.reference_scores
@@ -60,7 +63,8 @@ class Evaluation:
         human = f", {figures['human_normalized']:.0%} of human" if self.reference_scores is not None else ""
         return (
             f"return {figures['mean']:.4g} +- {figures['std']:.3g} "
-            f"({figures['min']:.4g} to {figures['max']:.4g}) over {figures['episodes']} greedy episodes{human}"
+            f"({figures['min']:.4g} to {figures['max']:.4g}) over {figures['episodes']} "
+            f"{'greedy' if self.greedy else 'exploring'} episodes{human}"
         )
 
 
@@ -75,7 +79,7 @@ class _Progress:
 
 
 class Evaluator:
-    """Plays episodes side by side, acting with `evaluate=True`; compiled by its first call, for all calls.
+    """Plays episodes side by side; compiled by its first call, for all calls.
 
     Every environment plays exactly one episode, so that short ones do not count more often than long ones. Nothing of
     the agent changes.
@@ -85,14 +89,24 @@ class Evaluator:
         environment: A raw environment.
         num_episodes: B.
         max_steps: Per episode; one that is longer is unfinished.
+        greedy: Whether the agent acts with `evaluate=True`. Where neither it nor the environment leaves anything to
+            chance, few different episodes are played again and again.
 
     Raises:
         ValueError: `num_episodes` or `max_steps` is below 1.
     """
 
-    def __init__(self, agent: Agent, environment: Environment, num_episodes: int, *, max_steps: int = 100_000) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Environment,
+        num_episodes: int,
+        *,
+        max_steps: int = 100_000,
+        greedy: bool = True,
+    ) -> None:
         _check(num_episodes, max_steps)
-        self._agent, self._stream = agent, Autoreset(environment)
+        self._agent, self._stream, self._greedy = agent, Autoreset(environment), greedy
         self._num_episodes, self._max_steps = num_episodes, max_steps
         # Compiled as one program: on their own the small operations of a reset take longer than all that follows.
         self._start = jax.jit(self._first)
@@ -104,7 +118,7 @@ class Evaluator:
         while not (done := np.asarray(progress.done)).all() and int(progress.steps) < self._max_steps:
             progress = self._play(progress, actor_params, act_key, environment_keys)
         returns, lengths = np.asarray(progress.episode_return)[done], np.asarray(progress.episode_length)[done]
-        return Evaluation(returns, lengths, int((~done).sum()))
+        return Evaluation(returns, lengths, int((~done).sum()), self._greedy)
 
     def _first(self, key: jax.Array) -> tuple[_Progress, jax.Array, jax.Array]:
         reset_key, act_key, environment_key = jax.random.split(key, 3)
@@ -126,7 +140,7 @@ class Evaluator:
 
         def step(progress: _Progress) -> _Progress:
             where = (progress.rollout, act_key, environment_keys, progress.steps)
-            rollout, _ = rollout_step(self._agent, self._stream, params, *where, evaluate=True)
+            rollout, _ = rollout_step(self._agent, self._stream, params, *where, evaluate=self._greedy)
             counts = ~progress.done
             return _Progress(
                 rollout=rollout,
@@ -147,14 +161,23 @@ class HostEvaluator:
         environments: What makes the environments.
         num_episodes: B, each in an environment of its own.
         max_steps: Per episode; one that is longer is unfinished.
+        greedy: Whether the agent acts with `evaluate=True`.
 
     Raises:
         ValueError: `num_episodes` or `max_steps` is below 1.
     """
 
-    def __init__(self, agent: Agent, environments: HostFactory, num_episodes: int, *, max_steps: int = 100_000) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        environments: HostFactory,
+        num_episodes: int,
+        *,
+        max_steps: int = 100_000,
+        greedy: bool = True,
+    ) -> None:
         _check(num_episodes, max_steps)
-        self._player = GreedyPlayer(agent, environments, num_episodes)
+        self._player, self._greedy = Player(agent, environments, num_episodes, greedy=greedy), greedy
         self._max_steps, self._reference_scores = max_steps, environments.reference_scores
 
     def __call__(self, actor_params: PyTree, key: jax.Array) -> Evaluation:
@@ -164,7 +187,7 @@ class HostEvaluator:
             TimeoutError: The environments take longer than they may.
         """
         returns, lengths, done = play_episodes(self._player, actor_params, key, self._max_steps)
-        return Evaluation(returns[done], lengths[done], int((~done).sum()), self._reference_scores)
+        return Evaluation(returns[done], lengths[done], int((~done).sum()), self._greedy, self._reference_scores)
 
 
 def evaluate(
@@ -175,6 +198,7 @@ def evaluate(
     num_episodes: int,
     *,
     max_steps: int = 100_000,
+    greedy: bool = True,
 ) -> Evaluation:
     """Evaluates once. To do it again without compiling again, keep an `Evaluator`, whose arguments these are.
 
@@ -182,12 +206,18 @@ def evaluate(
         ValueError: `num_episodes` or `max_steps` is below 1.
     """
     if isinstance(environment, HostFactory):
-        return HostEvaluator(agent, environment, num_episodes, max_steps=max_steps)(actor_params, key)
-    return Evaluator(agent, environment, num_episodes, max_steps=max_steps)(actor_params, key)
+        return HostEvaluator(agent, environment, num_episodes, max_steps=max_steps, greedy=greedy)(actor_params, key)
+    return Evaluator(agent, environment, num_episodes, max_steps=max_steps, greedy=greedy)(actor_params, key)
 
 
 def record(
-    agent: Agent, environment: Environment | HostFactory, actor_params: PyTree, key: jax.Array, *, max_steps: int = 1000
+    agent: Agent,
+    environment: Environment | HostFactory,
+    actor_params: PyTree,
+    key: jax.Array,
+    *,
+    max_steps: int = 1000,
+    greedy: bool = True,
 ) -> tuple[list[UInt8[np.ndarray, "H W 3"]], float]:
     """One episode as pictures: a frame per timestep and the episode's return, cut at `max_steps`.
 
@@ -196,7 +226,7 @@ def record(
     """
     _check(1, max_steps)
     if isinstance(environment, HostFactory):
-        return record_episode(GreedyPlayer(agent, environment, 1), actor_params, key, max_steps)
+        return record_episode(Player(agent, environment, 1, greedy=greedy), actor_params, key, max_steps)
     stream = Autoreset(environment)
 
     @jax.jit
@@ -211,7 +241,7 @@ def record(
         def step(rollout: RolloutState, t: jax.Array) -> tuple[RolloutState, tuple[PyTree, TimeStep]]:
             shown = rollout.environment[0], rollout.timestep
             where = (rollout, act_key, environment_keys, t)
-            return rollout_step(agent, stream, params, *where, evaluate=True)[0], shown
+            return rollout_step(agent, stream, params, *where, evaluate=greedy)[0], shown
 
         return jax.lax.scan(step, rollout, start + jnp.arange(_CHUNK))
 

@@ -90,6 +90,8 @@ class Experiment:
             Sebulba as many as its configuration names.
         updates_per_window: Updates per call of the compiled program, which is also per line of metrics; None chooses.
         evaluation_episodes: Episodes of the evaluation that ends a run.
+        evaluation_greedy: Whether evaluation and recording act greedily, and not as training explores: False for
+            environments without chance, where greedy episodes are the same few again and again.
         stop_on_nonfinite: Whether a NaN or infinity in rewards, observations or losses, or a NaN in parameters, ends
             the run.
         checkpoints: When to save.
@@ -105,6 +107,7 @@ class Experiment:
     devices: int | None = None
     updates_per_window: int | None = None
     evaluation_episodes: int = 128
+    evaluation_greedy: bool = True
     stop_on_nonfinite: bool = True
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 

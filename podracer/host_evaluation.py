@@ -14,20 +14,21 @@ from podracer.envs.watched import WatchedEnvironment
 from podracer.types import StepType, TimeStep
 
 
-class GreedyPlayer:
-    """An agent that acts with `evaluate=True` in a batch of host environments, its recurrent state carried along.
+class Player:
+    """An agent that acts in a batch of host environments, its recurrent state carried along.
 
     Args:
         agent: The agent.
         environments: What makes the environments.
         num_envs: B.
+        greedy: Whether it acts with `evaluate=True`.
 
     Attributes:
         num_envs: As given.
     """
 
-    def __init__(self, agent: Agent, environments: HostFactory, num_envs: int) -> None:
-        self._agent, self._environments, self.num_envs = agent, environments, num_envs
+    def __init__(self, agent: Agent, environments: HostFactory, num_envs: int, *, greedy: bool = True) -> None:
+        self._agent, self._environments, self.num_envs, self._greedy = agent, environments, num_envs, greedy
         self._act = jax.jit(self._choose)
 
     def play(self, params: PyTree, key: jax.Array) -> Any:
@@ -52,12 +53,12 @@ class GreedyPlayer:
     def _choose(
         self, params: PyTree, timestep: TimeStep, state: PyTree, key: jax.Array, step: jax.Array
     ) -> tuple[PyTree, PyTree]:
-        output = self._agent.act(params, timestep, state, jax.random.fold_in(key, step), evaluate=True)
+        output = self._agent.act(params, timestep, state, jax.random.fold_in(key, step), evaluate=self._greedy)
         return output.action, output.actor_state
 
 
 def play_episodes(
-    player: GreedyPlayer, params: PyTree, key: jax.Array, max_steps: int
+    player: Player, params: PyTree, key: jax.Array, max_steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The first episode of every environment: returns, lengths, and whether it ended, `[B]` each."""
     done = np.zeros(player.num_envs, bool)
@@ -74,7 +75,7 @@ def play_episodes(
 
 
 def record_episode(
-    player: GreedyPlayer, params: PyTree, key: jax.Array, max_steps: int
+    player: Player, params: PyTree, key: jax.Array, max_steps: int
 ) -> tuple[list[UInt8[np.ndarray, "H W 3"]], float]:
     """One episode as pictures, and its return, cut at `max_steps`."""
     frames: list[np.ndarray] = []

@@ -14,7 +14,10 @@ from podracer.fields import flatten
 _POINTS = 400
 # What may differ between runs whose mean is drawn: it does not change what is learnt, or at random only. The number of
 # devices is not among these, as an agent may divide its batches by it.
-_FREE = ("name", "seed", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
+_FREE = (
+    *("name", "seed", "evaluation_episodes", "evaluation_greedy", "checkpoints", "stop_on_nonfinite"),
+    "updates_per_window",
+)
 # Distinguishable with the common colour deficiencies (Okabe and Ito's set, its yellow and black left out).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

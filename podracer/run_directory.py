@@ -12,7 +12,10 @@ from podracer.experiment import Experiment
 from podracer.fields import differences
 
 # What may differ between a run and its continuation without making it another run.
-_FREE = ("devices", "evaluation_episodes", "checkpoints", "stop_on_nonfinite", "updates_per_window")
+_FREE = (
+    *("devices", "evaluation_episodes", "evaluation_greedy", "checkpoints", "stop_on_nonfinite"),
+    "updates_per_window",
+)
 _FREE_IN_ARCHITECTURE = (
     *("actor_devices", "learner_devices", "threads_per_actor_device"),
     *("start_timeout", "step_timeout", "device_timeout", "max_restarts", "serial"),

@@ -261,7 +261,14 @@ class _Run:
         params = policy(self.architecture, self.state)
         key = evaluation_key(experiment, counters.updates)
         with self.progress.phase(f"evaluating {experiment.evaluation_episodes} episodes", "evaluated"):
-            evaluation = evaluate(self.architecture.agent, environment, params, key, experiment.evaluation_episodes)
+            evaluation = evaluate(
+                self.architecture.agent,
+                environment,
+                params,
+                key,
+                experiment.evaluation_episodes,
+                greedy=experiment.evaluation_greedy,
+            )
         if evaluation.unfinished:
             self._warn(f"{evaluation.unfinished} evaluation episodes did not end and are left out")
         rate = counters.env_steps / max(counters.training_seconds, 1e-9)
@@ -291,7 +298,9 @@ class _Run:
         with self._writing(directory.episode):
             key = evaluation_key(experiment, counters.updates, recording=True)
             with self.progress.phase("recording an episode", "recorded"):
-                frames, _ = record(self.architecture.agent, environment, params, key)
+                frames, _ = record(
+                    self.architecture.agent, environment, params, key, greedy=experiment.evaluation_greedy
+                )
                 save_gif(frames, directory.episode)
         self.progress.message(f"{evaluation}, {rate:,.0f} steps/s, {summary['wall_seconds']:.0f} s in all")
         for path in (directory.curve, directory.episode, directory.summary):

@@ -19,7 +19,7 @@ from jaxtyping import PyTree, UInt8
 from podracer.envs.gymnasium_columns import Columns
 from podracer.envs.gymnasium_processes import Processes
 from podracer.envs.gymnasium_spaces import Spaces
-from podracer.envs.gymnasium_vector import step_as_it_resets
+from podracer.envs.gymnasium_vector import Given, mode_of_given, step_as_it_resets
 from podracer.envs.host import EnvironmentSlice, HostEnvironment
 from podracer.envs.names import check_parameters, unknown_name
 from podracer.envs.packages import EnvironmentUnavailableError, import_package, installed_version
@@ -122,34 +122,44 @@ def make(
     return make_slice
 
 
-def from_vector_env(
-    make_vector_env: Callable[[EnvironmentSlice], Any],
-) -> Callable[[EnvironmentSlice], HostEnvironment]:
+def from_vector_env(make_vector_env: Any) -> Callable[[EnvironmentSlice], HostEnvironment]:
     """What makes batches of a vector environment of your own.
 
     It may reset itself in any of Gymnasium's modes, which `metadata["autoreset_mode"]` must declare; it is never
     guessed. `podracer.envs.gymnasium_vector` says what becomes of each. In the modes `SAME_STEP` and `DISABLED` a batch
-    cannot be stepped while one of its environments waits, so `make_vector_env` is called for one environment at a time:
-    where that is slow, use `NEXT_STEP`.
+    cannot be stepped while one of its environments waits, so `make_vector_env` is called for one environment at a time,
+    with a warning: where that is slow, use `NEXT_STEP`.
 
     The seed of the first environment is that of the whole, `reset(seed=where.seeds()[0])`, from which Gymnasium's
     classes count upwards. An `AsyncVectorEnv` should have `context="spawn"` or "forkserver": a fork of a program that
     uses JAX may hang.
 
     Args:
-        make_vector_env: Makes a `gymnasium.vector.VectorEnv` of `where.num_envs` environments.
+        make_vector_env: A function of an `EnvironmentSlice` that makes a `gymnasium.vector.VectorEnv` of its `num_envs`
+            environments. Or a vector environment itself, of the mode `NEXT_STEP` or of one environment: it serves one
+            batch of its own size, the first that is reset, and is closed with it. Evaluation, with which experiments
+            end, restarts and several threads make environments of their own, and so need the function.
 
     Raises:
-        ValueError: By the function that is returned, if what was made is no vector environment, of another size, does
-            not declare its mode, or has spaces that no agent takes.
+        ValueError: `make_vector_env` is neither, or is a vector environment that cannot be stepped as it is. By the
+            function that is returned, if what was made is no vector environment, of another size, does not declare its
+            mode, or has spaces that no agent takes, or if the vector environment that was given has served already.
+        EnvironmentUnavailableError: Gymnasium is missing or broken.
     """
-
-    def make_slice(where: EnvironmentSlice) -> HostEnvironment:
-        steps = step_as_it_resets(make_vector_env, where)
-        name = getattr(make_vector_env, "__name__", type(make_vector_env).__name__)
-        return GymnasiumEnvironment(f"the vector environment of {name}", steps, where.num_envs)
-
-    return make_slice
+    kind = type(make_vector_env).__name__
+    make_steps: Callable[[EnvironmentSlice], Any]
+    if isinstance(make_vector_env, import_package("gymnasium", "gymnasium.vector").VectorEnv):
+        name = f"the vector environment {kind}"
+        make_steps = functools.partial(Given, make_vector_env, mode_of_given(make_vector_env))
+    elif callable(make_vector_env):
+        name = f"the vector environment of {getattr(make_vector_env, '__name__', kind)}"
+        make_steps = functools.partial(step_as_it_resets, make_vector_env, threading.Lock())
+    else:
+        raise ValueError(
+            f"make_vector_env is {make_vector_env!r}; it must be a function that makes a gymnasium.vector.VectorEnv, "
+            "or a VectorEnv"
+        )
+    return lambda where: GymnasiumEnvironment(name, make_steps(where), where.num_envs)
 
 
 class GymnasiumEnvironment:

@@ -9,11 +9,14 @@ spends a step on its reset while the others go on.
 | `SAME_STEP` | is the first of the next episode | one environment at a time: the one that ended has to wait |
 | `DISABLED` | is an error before a reset | one environment at a time, for the same reason |
 
-The three give the same rows. `NEXT_STEP` is the fast one.
+The three give the same rows. `NEXT_STEP` is the fast one. A vector environment of one is stepped as it is in any mode.
 """
 
 import contextlib
 import dataclasses
+import threading
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,11 +26,22 @@ from podracer.envs.gymnasium_columns import FIRST, LAST, MID, Columns, Leaf, Row
 from podracer.envs.host import EnvironmentSlice
 from podracer.envs.packages import import_package
 
-_NEXT_STEP, _SAME_STEP = "NextStep", "SameStep"
+_NEXT_STEP, _SAME_STEP = "NEXT_STEP", "SAME_STEP"
+
+# The vector environments that were given and have begun to serve, by their ids; one may be given to several factories.
+_taken: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_taking = threading.Lock()
 
 
-def step_as_it_resets(make_vector_env: Callable[[EnvironmentSlice], Any], where: EnvironmentSlice) -> Any:
+def step_as_it_resets(
+    make_vector_env: Callable[[EnvironmentSlice], Any], slowness_said: threading.Lock, where: EnvironmentSlice
+) -> Any:
     """The environments of a slice with the methods of `Columns`.
+
+    Args:
+        make_vector_env: Makes a vector environment of a slice.
+        slowness_said: Held as soon as a warning has said that environments are stepped one at a time.
+        where: The slice.
 
     Raises:
         ValueError: What was made is no vector environment, is of another size, or does not say how it resets.
@@ -38,24 +52,34 @@ def step_as_it_resets(make_vector_env: Callable[[EnvironmentSlice], Any], where:
     except ValueError:
         vector_env.close()
         raise
+    if mode == _NEXT_STEP or where.num_envs == 1:
+        return _steps([vector_env], mode, where)
+    vector_env.close()
+    if slowness_said.acquire(blocking=False):
+        warnings.warn(
+            f"{type(vector_env).__name__} resets by {mode}, so its environments are made and stepped one at a time, "
+            "which is slower; by NEXT_STEP they would be stepped together",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    slices = [dataclasses.replace(where, num_envs=1, first_index=where.first_index + b) for b in range(where.num_envs)]
+    singles: list[Any] = []
+    try:
+        for part in slices:
+            singles.append(_made(make_vector_env, part))
+    except BaseException:
+        for single in singles:
+            single.close()
+        raise
+    return _steps(singles, mode, where)
+
+
+def _steps(vector_envs: Sequence[Any], mode: str, where: EnvironmentSlice) -> Any:
+    """One vector environment in the mode `NEXT_STEP`, or any number of one environment each in another."""
     if mode == _NEXT_STEP:
-        return NextStep(vector_env, where.seeds()[0])
-    singles = [vector_env]
-    if where.num_envs > 1:
-        vector_env.close()
-        slices = [
-            dataclasses.replace(where, num_envs=1, first_index=where.first_index + b) for b in range(where.num_envs)
-        ]
-        singles = []
-        try:
-            for part in slices:
-                singles.append(_made(make_vector_env, part))
-        except BaseException:
-            for single in singles:
-                single.close()
-            raise
-    makers = [lambda single=single: One(single, mode) for single in singles]
-    return Columns(type(vector_env).__name__, makers, where.first_index, where.seeds(), None)
+        return NextStep(vector_envs[0], where.seeds()[0])
+    makers = [lambda vector_env=vector_env: One(vector_env, mode) for vector_env in vector_envs]
+    return Columns(type(vector_envs[0]).__name__, makers, where.first_index, where.seeds(), None)
 
 
 def _made(make_vector_env: Callable[[EnvironmentSlice], Any], where: EnvironmentSlice) -> Any:
@@ -74,7 +98,7 @@ def _made(make_vector_env: Callable[[EnvironmentSlice], Any], where: Environment
 
 
 def autoreset_mode(vector_env: Any) -> str:
-    """The value of the `gymnasium.vector.AutoresetMode` that a vector environment declares in its metadata.
+    """The name of the `gymnasium.vector.AutoresetMode` that a vector environment declares in its metadata.
 
     Raises:
         ValueError: It declares none, or one that does not exist.
@@ -84,12 +108,80 @@ def autoreset_mode(vector_env: Any) -> str:
     # Gymnasium's own classes write into the metadata of the environment's class, where the next one overwrites it.
     own = getattr(vector_env.unwrapped, "autoreset_mode", declared)
     with contextlib.suppress(ValueError):
-        return str(modes(own).value)
+        return str(modes(own).name)
     what = "does not say how it resets" if own is None else f"says that it resets by {own!r}, which is no such mode"
     raise ValueError(
         f'{type(vector_env).__name__} {what}; metadata["autoreset_mode"] must be a gymnasium.vector.AutoresetMode, '
         f"one of {', '.join(mode.name for mode in modes)}"
     )
+
+
+def mode_of_given(vector_env: Any) -> str:
+    """The autoreset mode of a vector environment that is to be stepped as it is.
+
+    Raises:
+        ValueError: It does not declare it, or cannot be stepped as it is.
+    """
+    mode = autoreset_mode(vector_env)
+    if mode != _NEXT_STEP and vector_env.num_envs > 1:
+        raise ValueError(
+            f"{type(vector_env).__name__} resets by {mode} and has {vector_env.num_envs} environments, which cannot go "
+            "on while one that ended waits a step for its reset; pass a function that makes such a vector environment "
+            "of any size, or one that resets by NEXT_STEP"
+        )
+    return mode
+
+
+class Given:
+    """A vector environment that exists already, with the methods of `Columns`. The first to be reset has it, for good.
+
+    Those that are made only to be asked for their spec, for one environment, are not reset, and leave it as it is.
+
+    Args:
+        vector_env: The vector environment.
+        mode: What `mode_of_given` says of it.
+        where: The slice that it is to be.
+
+    Raises:
+        ValueError: It has served already, or is of another size; of one environment, as asked for, only at its reset.
+    """
+
+    def __init__(self, vector_env: Any, mode: str, where: EnvironmentSlice) -> None:
+        self._vector_env, self._num_envs, self._is_mine = vector_env, where.num_envs, False
+        self._check_free()
+        if where.num_envs > 1:
+            self._check_size()
+        self._steps = _steps([vector_env], mode, where)
+        self.observation_space, self.action_space = self._steps.observation_space, self._steps.action_space
+        self.step, self.frame = self._steps.step, self._steps.frame
+
+    def reset(self, leaves: Sequence[Leaf]) -> Rows:
+        self._check_size()
+        with _taking:
+            self._check_free()
+            _taken[id(self._vector_env.unwrapped)] = self._vector_env.unwrapped
+        self._is_mine = True
+        return self._steps.reset(leaves)
+
+    def close(self, idle: bool = True) -> None:
+        if self._is_mine:
+            self._steps.close(idle)
+
+    def _check_free(self) -> None:
+        if id(self._vector_env.unwrapped) in _taken:
+            raise ValueError(
+                f"this {type(self._vector_env).__name__} has been used, and is closed with the run that used it; pass "
+                "a function that makes one: evaluation, restarts and several threads make environments of their own"
+            )
+
+    def _check_size(self) -> None:
+        size = self._vector_env.num_envs
+        if size != self._num_envs:
+            raise ValueError(
+                f"this {type(self._vector_env).__name__} has {size} environments; {self._num_envs} were asked for: set "
+                f"num_envs of the configuration to {size} and threads_per_actor_device to 1, or pass a function that "
+                "makes one of any size"
+            )
 
 
 class Watched:

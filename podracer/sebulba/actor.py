@@ -120,7 +120,10 @@ class Actor:
                     self.close()
                 line = f"{self.name}: {failure}: {failure_in_words(failure.__cause__)}"
                 if self._restarts >= self._max_restarts or self._stop.is_set():
-                    raise ActorError(line) from failure.__cause__
+                    error = ActorError(line)
+                    for earlier in failures:
+                        error.add_note(earlier)
+                    raise error from failure.__cause__
                 self._restarts += 1
                 failures = *failures, f"{line}; made anew, {self._restarts} of {self._max_restarts}"
                 discarded += len(done) * self._where.num_envs

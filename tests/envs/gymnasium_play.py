@@ -1,5 +1,7 @@
 """Helpers of the tests of Gymnasium: its toys in batches, and what batches emit."""
 
+import contextlib
+
 import gymnasium_toys
 import jax
 import numpy as np
@@ -26,6 +28,13 @@ def counters(mode, kind=gymnasium_toys.Counter, **parameters):
         return SyncVectorEnv([lambda: kind(**parameters)] * where.num_envs, autoreset_mode=mode)
 
     return make_vector_env
+
+
+def warned(mode, num_envs=2):
+    """Where a batch is made of a function's vector environments: the warning that they are stepped one at a time."""
+    if num_envs == 1 or AutoresetMode(mode) == AutoresetMode.NEXT_STEP:
+        return contextlib.nullcontext()
+    return pytest.warns(RuntimeWarning, match="one at a time")
 
 
 def played(factory, num_steps=20, where=None):

@@ -8,7 +8,7 @@ import gymnasium as gymnasium_package
 import gymnasium_toys
 import numpy as np
 import pytest
-from gymnasium_play import MODES, VECTORIZATIONS, counters, played, stepped
+from gymnasium_play import MODES, VECTORIZATIONS, counters, played, stepped, warned
 
 from podracer.envs import EnvironmentSlice, EnvironmentUnavailableError, gymnasium
 from podracer.envs.host_testing import HostEnvironmentConformance
@@ -55,10 +55,10 @@ class TestTreeWithMask(HostEnvironmentConformance):
 @pytest.mark.parametrize("mode", [*MODES, "sync", "async"])
 def test_episodes_of_different_lengths_keep_every_transition(mode):
     if isinstance(mode, str):
-        factory = gymnasium.make("Toy/Counter-v0", length=(3, 5), vectorization=mode)
+        rows = played(gymnasium.make("Toy/Counter-v0", length=(3, 5), vectorization=mode), 12)
     else:
-        factory = gymnasium.from_vector_env(counters(mode, length=(3, 5)))
-    rows = played(factory, 12)
+        with warned(mode):
+            rows = played(gymnasium.from_vector_env(counters(mode, length=(3, 5))), 12)
     short, long = sorted((0, 1), key=lambda b: (rows.step_type[:, b] == StepType.LAST).argmax())
     assert rows.step_type[:, short].tolist() == [0, 1, 1, 2, 0, 1, 1, 2, 0, 1, 1, 2, 0]
     assert rows.observation[:, short, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0]
@@ -75,7 +75,8 @@ def test_all_modes_give_the_same_rows(num_envs):
     expected = played(gymnasium.make("Toy/Counter-v0", **parameters), 30, where)
     assert len(np.unique(expected.observation[expected.step_type == StepType.FIRST])) > 4
     for mode in MODES:
-        rows = played(gymnasium.from_vector_env(counters(mode, **parameters)), 30, where)
+        with warned(mode, num_envs):
+            rows = played(gymnasium.from_vector_env(counters(mode, **parameters)), 30, where)
         assert difference(rows, expected, 0) is None, mode
 
 
@@ -85,17 +86,19 @@ def test_all_modes_give_the_same_rows_of_a_tree():
     expected = played(gymnasium.make("Toy/Hidden-v0", **parameters), 30, where)
     for mode in MODES:
         factory = gymnasium.from_vector_env(counters(mode, gymnasium_toys.Hidden, **parameters))
-        assert difference(played(factory, 30, where), expected, 0) is None, mode
+        with warned(mode):
+            rows = played(factory, 30, where)
+        assert difference(rows, expected, 0) is None, mode
 
 
 @pytest.mark.parametrize("mode", [*MODES, "sync"])
 @pytest.mark.parametrize(("ends", "discount"), [("termination", 0), ("both", 0), ("truncation", 1)])
 def test_termination_wins_over_truncation(mode, ends, discount):
     if mode == "sync":
-        factory = gymnasium.make("Toy/Counter-v0", ends=ends)
+        rows = played(gymnasium.make("Toy/Counter-v0", ends=ends), 7)
     else:
-        factory = gymnasium.from_vector_env(counters(mode, ends=ends))
-    rows = played(factory, 7)
+        with warned(mode):
+            rows = played(gymnasium.from_vector_env(counters(mode, ends=ends)), 7)
     assert rows.step_type[:, 0].tolist() == [0, 1, 1, 2, 0, 1, 1, 2]
     assert rows.discount[:, 0].tolist() == [1, 1, 1, discount] * 2
 
@@ -235,7 +238,8 @@ def test_pictures_are_the_environments_own_where_it_has_any(vectorization):
 def test_pictures_of_vector_environments():
     for mode in MODES:
         vector = counters(mode, render_mode="rgb_array")
-        environment = gymnasium.from_vector_env(vector)(EnvironmentSlice(2))
+        with warned(mode):
+            environment = gymnasium.from_vector_env(vector)(EnvironmentSlice(2))
         environment.reset()
         assert environment.render().shape == (4, 6, 3)
         environment.close()

@@ -8,11 +8,12 @@ import gymnasium_toys
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
-from gymnasium_play import MODES, counters, played
+from gymnasium_play import MODES, counters, played, warned
 
-from podracer.envs import EnvironmentSlice, gymnasium
+from podracer.envs import EnvironmentSlice, HostFactory, gymnasium
 from podracer.envs.child_processes import child_processes
 from podracer.envs.host_testing import HostEnvironmentConformance
+from podracer.envs.recording import difference
 from podracer.types import StepType
 
 gymnasium_toys.register()
@@ -23,7 +24,8 @@ class VectorConformance(HostEnvironmentConformance):
     num_steps = 40
 
     def make(self, where):
-        return gymnasium.from_vector_env(counters(self.mode, random_start=True, length=(3, 5)))(where)
+        with warned(self.mode, where.num_envs):
+            return gymnasium.from_vector_env(counters(self.mode, random_start=True, length=(3, 5)))(where)
 
 
 class TestNextStep(VectorConformance):
@@ -68,7 +70,8 @@ class Plain(VectorEnv):
 
 @pytest.mark.parametrize("mode", [*MODES, "NextStep", "SameStep", "Disabled"])
 def test_vector_environments_of_others(mode):
-    rows = played(gymnasium.from_vector_env(lambda where: Plain(where.num_envs, mode)), 6)
+    with warned(mode):
+        rows = played(gymnasium.from_vector_env(lambda where: Plain(where.num_envs, mode)), 6)
     assert rows.step_type[:, 1].tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert rows.observation["t"][:, 1].tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert rows.discount[:, 1].tolist() == [1, 1, 0, 1, 1, 0, 1]
@@ -108,7 +111,8 @@ def test_the_mode_is_the_environments_own_and_not_that_of_the_next_one_made():
         assert vector.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         return vector
 
-    rows = played(gymnasium.from_vector_env(make_vector_env), 6)
+    with warned(AutoresetMode.SAME_STEP):
+        rows = played(gymnasium.from_vector_env(make_vector_env), 6)
     assert rows.observation[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -118,12 +122,96 @@ def test_the_mode_is_the_environments_own_and_not_that_of_the_next_one_made():
         (lambda where: None, "make_vector_env returned None; a gymnasium.vector.VectorEnv is needed"),
         (lambda where: gymnasium_toys.Counter(), "make_vector_env returned a Counter"),
         (lambda where: Plain(3, "NextStep"), "make_vector_env made 3 environments; 2 were asked for"),
-        (lambda where: Plain(2, "SameStep"), "make_vector_env made 2 environments; 1 were asked for"),
     ],
 )
 def test_what_is_no_vector_environment_of_the_size_is_refused(make_vector_env, message):
     with pytest.raises(ValueError, match=message):
         gymnasium.from_vector_env(make_vector_env)(EnvironmentSlice(2))
+
+
+def test_a_size_that_does_not_follow_the_slice_is_refused():
+    factory = gymnasium.from_vector_env(lambda where: Plain(2, "SameStep"))
+    with (
+        warned("SameStep"),
+        pytest.raises(ValueError, match="make_vector_env made 2 environments; 1 were asked for"),
+    ):
+        factory(EnvironmentSlice(2))
+
+
+def test_that_environments_are_stepped_one_at_a_time_is_said_once_per_factory():
+    message = "Plain resets by SAME_STEP.* one at a time, which is slower; by NEXT_STEP"
+    for _ in range(2):
+        factory = gymnasium.from_vector_env(lambda where: Plain(where.num_envs, "SameStep"))
+        factory(EnvironmentSlice(1)).close()
+        with pytest.warns(RuntimeWarning, match=message):
+            factory(EnvironmentSlice(2)).close()
+        factory(EnvironmentSlice(2)).close()  # Warnings are errors here.
+
+
+# Vector environments that exist already.
+
+
+@pytest.mark.parametrize(("mode", "num_envs"), [(AutoresetMode.NEXT_STEP, 3), *((mode, 1) for mode in MODES)])
+def test_a_vector_environment_itself_gives_the_rows_of_a_function_that_makes_it(mode, num_envs):
+    make = counters(mode, random_start=True, length=(3, 5, 4))
+    where = EnvironmentSlice(num_envs, first_index=2, seed=4)
+    vector = make(where)
+    factory = HostFactory("toy", gymnasium.from_vector_env(vector))
+    assert factory.spec.observation.shape == (1,)  # Which makes one environment and closes it.
+    assert not vector.closed
+    rows = played(factory, 30, where)
+    assert (rows.step_type == StepType.LAST).sum() > 4
+    assert difference(rows, played(gymnasium.from_vector_env(make), 30, where), 0) is None
+    assert vector.closed
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_vector_environment_that_cannot_be_stepped_as_it_is_is_refused_at_once(mode):
+    message = (
+        f"Plain resets by {mode.name} and has 2 environments.* pass a function .*, or one that resets by NEXT_STEP"
+    )
+    with pytest.raises(ValueError, match=message):
+        gymnasium.from_vector_env(Plain(2, mode))
+
+
+def test_a_vector_environment_that_does_not_declare_its_mode_is_refused_at_once():
+    with pytest.raises(ValueError, match="Plain does not say how it resets"):
+        gymnasium.from_vector_env(Plain(1, None))
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_vector_environment_of_another_size_is_refused(num_envs):
+    factory = gymnasium.from_vector_env(Plain(3, "NextStep"))
+    message = f"has 3 environments; {num_envs} were asked for: set num_envs .* to 3 and threads_per_actor_device"
+    with pytest.raises(ValueError, match=message):
+        factory(EnvironmentSlice(num_envs)).reset()
+    played(factory, 6, EnvironmentSlice(3))  # It has been left as it is.
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_vector_environment_serves_once(num_envs):
+    vector = Plain(num_envs, "NextStep")
+    where, message = EnvironmentSlice(num_envs), "Plain has been used, and is closed.* pass a function"
+    factory = gymnasium.from_vector_env(vector)
+    first, second = factory(where), factory(where)
+    first.reset()
+    with pytest.raises(ValueError, match=message):
+        second.reset()
+    second.close()
+    assert not vector.closed
+    first.step(np.zeros(num_envs, np.int32))
+    first.close()
+    assert vector.closed
+    for again in (factory, gymnasium.from_vector_env(vector)):
+        with pytest.raises(ValueError, match=message):
+            again(where)
+    played(gymnasium.from_vector_env(Plain(num_envs, "NextStep")), 6, where)
+
+
+@pytest.mark.parametrize("what", [None, "CartPole-v1", gymnasium_toys.Counter()])
+def test_what_is_neither_a_function_nor_a_vector_environment_is_refused_at_once(what):
+    with pytest.raises(ValueError, match=r"make_vector_env is .*; it must be a function .*, or a VectorEnv"):
+        gymnasium.from_vector_env(what)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +236,8 @@ def test_each_environment_is_made_for_its_own_slice(mode, made):
         open_ones.add(vector)
         return vector
 
-    environment = gymnasium.from_vector_env(make_vector_env)(EnvironmentSlice(3, first_index=4))
+    with warned(mode):
+        environment = gymnasium.from_vector_env(make_vector_env)(EnvironmentSlice(3, first_index=4))
     assert slices == made
     assert len(open_ones) == (1 if mode == AutoresetMode.NEXT_STEP else 3)
     environment.close()
@@ -194,7 +283,8 @@ def async_counters(where, mode=AutoresetMode.NEXT_STEP, **parameters):
 @pytest.mark.parametrize("mode", MODES)
 def test_vector_environments_in_processes(mode):
     before = child_processes()
-    rows = played(gymnasium.from_vector_env(lambda where: async_counters(where, mode)), 7)
+    with warned(mode):
+        rows = played(gymnasium.from_vector_env(lambda where: async_counters(where, mode)), 7)
     assert rows.observation[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert child_processes() <= before
 
@@ -204,7 +294,8 @@ def test_vector_environments_in_processes(mode):
 def test_close_ends_the_processes_of_a_vector_environment_that_hangs(mode):
     before = child_processes()
     factory = gymnasium.from_vector_env(lambda where: async_counters(where, mode, how="hangs", at=1))
-    environment = factory(EnvironmentSlice(2))
+    with warned(mode):
+        environment = factory(EnvironmentSlice(2))
     environment.reset()
     raised = []
 

@@ -12,7 +12,9 @@ from podracer.envs.host_testing import HostEnvironmentConformance
 from podracer.types import StepType
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "your_own_host_environment.md"
-ENVIRONMENT, CONFORMANCE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ENVIRONMENT, CONFORMANCE, VECTOR_ENVIRONMENT = re.findall(
+    r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+)
 
 
 def _execute(code, name):
@@ -24,7 +26,7 @@ def _execute(code, name):
     return defined
 
 
-PAGE_DEFINES = _execute(ENVIRONMENT + CONFORMANCE, "your_own_host_environment")
+PAGE_DEFINES = _execute(ENVIRONMENT + CONFORMANCE + VECTOR_ENVIRONMENT, "your_own_host_environment")
 
 
 class TestCorridorsOfThePage(PAGE_DEFINES["TestCorridors"]):
@@ -50,3 +52,13 @@ def test_the_page_tells_termination_from_truncation(action, discount, reward):
         assert (timestep.discount == np.where(last, discount, 1)).all()
         assert (timestep.reward == np.where(last, reward, 0)).all()
     assert ended.all()
+
+
+def test_the_vector_environment_of_the_page_is_stepped():
+    carts = PAGE_DEFINES["carts"]
+    assert (carts.name, carts.spec.observation.shape) == ("mine:Carts", (4,))
+    environment = carts(EnvironmentSlice(3))
+    environment.reset()
+    lasts = sum(environment.step(np.zeros(3, np.int32)).last() for _ in range(30))
+    assert (lasts >= 2).all()
+    environment.close()
