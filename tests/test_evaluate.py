@@ -172,7 +172,8 @@ def test_a_recording_has_a_frame_for_every_timestep(length, max_steps, frames):
 
 def test_a_summary_by_hand():
     summary = Evaluation(np.array([1.0, 2.0, 6.0], np.float32), np.array([1, 1, 1])).summary()
-    assert summary == pytest.approx({"mean": 3, "std": math.sqrt(14 / 3), "min": 1, "max": 6, "episodes": 3})
+    expected = {"mean": 3, "std": math.sqrt(14 / 3), "min": 1, "max": 6, "episodes": 3, "greedy": True}
+    assert summary == pytest.approx(expected)
 
 
 @pytest.mark.slow

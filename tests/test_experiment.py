@@ -40,6 +40,7 @@ def test_every_field_survives_json():
         devices=3,
         updates_per_window=17,
         evaluation_episodes=9,
+        evaluation_greedy=False,
         stop_on_nonfinite=False,
         checkpoints=CheckpointConfig(interval=0, keep_last=5, keep_best=0),
     )

@@ -51,6 +51,25 @@ def test_recurrent_state_is_carried_on_the_host_as_it_is_in_jax(num_episodes):
         assert result.lengths.tolist() == [4] * num_episodes
 
 
+class Forgetful(Remembering):
+    """Plays it without error when it is evaluated, and always wrong when it explores."""
+
+    def act(self, params, timestep, actor_state, key, *, evaluate=False):
+        output = super().act(params, timestep, actor_state, key)
+        return output if evaluate else dataclasses.replace(output, action=1 - output.action)
+
+
+@pytest.mark.parametrize(("greedy", "expected"), [(True, 1.0), (False, -1.0)])
+def test_an_agent_acts_greedily_or_as_it_explores(greedy, expected):
+    for environment in (make("podracer:ProbeMemory", length=3), make_host("podracer:ProbeMemory", length=3)):
+        result = evaluate(Forgetful(), environment, (), jax.random.key(0), 4, greedy=greedy)
+        assert result.returns.tolist() == [expected] * 4
+        assert result.summary()["greedy"] == greedy
+        assert ("greedy" in str(result)) == greedy
+        _, episode_return = record(Forgetful(), environment, (), jax.random.key(0), greedy=greedy)
+        assert episode_return == expected
+
+
 def test_the_mean_is_put_on_the_scale_of_a_human():
     class Scored(ScriptedEnvironment):
         reference_scores = (1.0, 11.0)

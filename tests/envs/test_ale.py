@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
-from ale_py import ALEInterface, roms
+from ale_py import Action, ALEInterface, roms
 from ale_py.vector_env import AtariVectorEnv
 
-from podracer.envs import EnvironmentSlice, ale, atari
+from podracer.envs import EnvironmentSlice, ale, atari, make_host
 from podracer.envs.host_recording import random_numbers, record
 from podracer.envs.host_testing import HostEnvironmentConformance
 from podracer.types import DiscreteSpec, StepType
@@ -214,20 +214,65 @@ def test_rewards_are_not_clipped():
     assert record(environment, random_numbers(environment.spec, 150, 1)).timesteps.reward.max() >= 5
 
 
-def test_the_reward_of_a_step_is_the_sum_over_its_four_frames():
-    """Against the emulator, frame by frame."""
-    environment = ale.make("ms_pacman", noop_max=0)(EnvironmentSlice(1))
-    environment.reset()
+def means(rows, size):
+    """The means of `size` equal parts of the rows, the edges of which may lie within a row."""
+    edges = np.arange(size + 1) * len(rows) / size
+    whole = edges.astype(int)
+    sums, following = np.pad(rows.cumsum(0), ((1, 0), (0, 0))), np.pad(rows, ((0, 1), (0, 0)))
+    up_to = sums[whole] + (edges - whole)[:, None] * following[whole]
+    return np.diff(up_to, axis=0) * size / len(rows)
+
+
+def shows(observation, screen):
+    """Whether the newest frame is a screen, shrunk as OpenCV's INTER_AREA does it; halves are rounded up or down."""
+    exact = means(means(screen, 84).T, 84).T
+    return np.abs(observation[..., 3] - exact).max() < 0.5001
+
+
+@pytest.mark.parametrize(
+    ("game", "noop_max", "sticky", "scores"),
+    [
+        ("ms_pacman", 0, False, (0, 180)),
+        ("ms_pacman", 30, True, None),
+        # FIRE is pressed before its first observation.
+        ("pong", 0, True, None),
+    ],
+)
+def test_a_step_is_what_the_emulator_shows_and_pays_in_four_frames(game, noop_max, sticky, scores):
+    """Against the emulator with the same seed, frame by frame."""
+    where = EnvironmentSlice(1, seed=3)
+    environment = make_host(f"ale:{game}", noop_max=noop_max, sticky_actions=sticky)(where)
     emulator = ALEInterface()
-    emulator.setFloat("repeat_action_probability", 0.0)
-    emulator.loadROM(roms.get_rom_path("ms_pacman"))
+    emulator.setInt("random_seed", int(where.seeds()[0]))
+    emulator.setFloat("repeat_action_probability", 0.25 if sticky else 0.0)
+    emulator.loadROM(roms.get_rom_path(game))
     buttons = emulator.getMinimalActionSet()
-    last_frames = total = 0.0
-    for action in np.random.default_rng(0).integers(len(buttons), size=(300, 1), dtype=np.int32):
-        frames = [emulator.act(buttons[action[0]]) for _ in range(4)]
-        assert environment.step(action).reward.tolist() == [sum(frames)]
-        last_frames, total = last_frames + frames[-1], total + sum(frames)
-    assert last_frames < total == 180
+    observation = environment.reset().observation[0].copy()
+    if Action.FIRE in buttons:
+        emulator.act(Action.FIRE)
+    noops = 0
+    while not shows(observation, emulator.getScreenGrayscale()):
+        emulator.act(Action.NOOP)
+        noops += 1
+        assert noops < noop_max
+    last_frames = total = telling = 0
+    for t, action in enumerate(np.random.default_rng(0).integers(len(buttons), size=(300, 1), dtype=np.int32)):
+        rewards, screens = [], []
+        for _ in range(4):
+            rewards.append(emulator.act(buttons[action[0]]))
+            screens.append(emulator.getScreenGrayscale())
+        row = environment.step(action)
+        assert row.reward.tolist() == [sum(rewards)], f"t = {t}"
+        assert shows(row.observation[0], np.maximum(screens[2], screens[3])), f"t = {t}"
+        np.testing.assert_array_equal(row.observation[0, ..., :3], observation[..., 1:], err_msg=f"t = {t}")
+        observation = row.observation[0].copy()
+        others = screens[2], screens[3], np.maximum(screens[1], screens[2])
+        telling += not any(shows(observation, other) for other in others)
+        last_frames, total = last_frames + rewards[-1], total + sum(rewards)
+    # No other frames, and no other rewards, would have done.
+    assert telling > 150
+    assert last_frames != total
+    assert scores in (None, (last_frames, total))
 
 
 def test_a_new_game_shows_nothing_of_the_one_before():

@@ -349,7 +349,8 @@ def test_environments_that_crash_are_made_anew_as_often_as_allowed():
 
 def test_environments_that_crash_once_more_end_the_run():
     script = Script(fail_at=2, fail_in=1)
-    ends(failing(script, max_restarts=2), ActorError, "the emulator crashed")
+    error = ends(failing(script, max_restarts=2), ActorError, "the emulator crashed")
+    assert [note[-19:] for note in error.__notes__] == ["; made anew, 1 of 2", "; made anew, 2 of 2"]
     assert [where.attempt for where in script.made if where.first_index == 4] == [0, 1, 2]
 
 

@@ -168,6 +168,12 @@ def test_evaluation_is_the_same_from_a_checkpoint(finished):
     assert again.summary() == finished.evaluation.summary()
 
 
+def test_an_experiment_says_how_its_policy_is_evaluated(finished, tmp_path):
+    result = experiment(devices=1, evaluation_greedy=False).run(tmp_path / "run", quiet=True)
+    assert bits_of(result.state) == bits_of(finished.state)
+    assert [one.summary["evaluation"]["greedy"] for one in (finished, result)] == [True, False]
+
+
 def test_where_things_run_may_change_between_a_run_and_its_continuation(tmp_path, interrupted_after_5):
     interrupted_after_5(experiment(devices=1), tmp_path / "run")
     saved = saved_state(tmp_path / "run")[0]
@@ -346,7 +352,7 @@ STAGES = {
     # At a step that training does not come to.
     "evaluating": (
         "from podracer import training; evaluate = training.evaluate; "
-        "training.evaluate = lambda *a: print(flush=True) or evaluate(*a)",
+        "training.evaluate = lambda *a, **k: print(flush=True) or evaluate(*a, **k)",
         ["hang_at", "80", "length", "100"],
     ),
 }
@@ -535,6 +541,9 @@ def test_every_command_takes_a_run_under_sebulba(finished, capsys, tmp_path):
 
     shown = json.loads(outputs("evaluate", finished.run_dir, "--episodes", 4, "--json"))
     assert (shown["mean"], shown["episodes"], shown["updates"]) == (3.0, 4, 12)
+    assert shown["greedy"]
+    explored = json.loads(outputs("evaluate", finished.run_dir, "--episodes", 4, "--json", "--greedy", "False"))
+    assert not explored["greedy"]
     outputs("record", finished.run_dir, "--out", tmp_path / "episode.gif")
     outputs("plot", finished.run_dir, "--out", tmp_path / "curve.png")
     assert {path.name for path in tmp_path.iterdir()} >= {"episode.gif", "curve.png"}
