@@ -4,7 +4,7 @@
 |---|---|
 | observation | uint8 `[84, 84, 4]`: the last four frames in grey, the newest last, each the maximum of two |
 | a step | four frames with the same action; the reward is their sum, never clipped: agents clip in their loss |
-| an episode | a whole game, from up to 30 no-ops on (and FIRE, where a game waits for it), cut after 27 000 steps |
+| an episode | a whole game, from fewer than 30 no-ops on (and FIRE, if it waits for that), cut after 27 000 steps |
 | actions | those that the game uses, or with `full_action_space` all 18 |
 | `sticky_actions` | the emulator repeats the last action, each frame with a probability of 0.25 |
 | `life_loss` | a lost life is a discount of 0 on a MID row |

@@ -9,8 +9,6 @@ Other tables give other results: that of "human starts" in the same paper, and t
 https://doi.org/10.1038/nature14236), of 49 games, with 9.3 for the human in Pong instead of 14.6.
 """
 
-from podracer.envs.names import unknown_name
-
 # Random and human, by the game's name in ALE.
 REFERENCE_SCORES: dict[str, tuple[float, float]] = {
     "alien": (227.8, 7127.7),
@@ -71,19 +69,3 @@ REFERENCE_SCORES: dict[str, tuple[float, float]] = {
     "yars_revenge": (3092.9, 54576.9),
     "zaxxon": (32.5, 9173.3),
 }
-
-
-def human_normalized(game: str, score: float) -> float:
-    """`(score - random) / (human - random)`: 0 is a random player's return, 1 a human's.
-
-    Args:
-        game: As ALE writes it, for example "space_invaders".
-        score: The undiscounted and unclipped return of a whole game.
-
-    Raises:
-        ValueError: The game is none of the 57; the nearest are named.
-    """
-    if game not in REFERENCE_SCORES:
-        raise unknown_name("Atari game with reference scores named", game, REFERENCE_SCORES)
-    random, human = REFERENCE_SCORES[game]
-    return (score - random) / (human - random)

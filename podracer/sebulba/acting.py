@@ -61,28 +61,32 @@ class Acting:
         state = here(jax.eval_shape(lambda: agent.init_actor(batch_size)))
         output = jax.eval_shape(agent.act, params, timestep, state, key)
         self._rows = (timestep, output.action, output.extras)
-        self._start = jax.jit(self._fresh_state, out_shardings=sharding).trace()
-        self._begin = jax.jit(self._new_rollout, out_shardings=sharding).trace(key, place)
-        buffers, keys = here(self._begin.out_info)
+        start = jax.jit(self._fresh_state, out_shardings=sharding).trace()
+        begin = jax.jit(self._new_rollout, out_shardings=sharding).trace(key, place)
+        buffers, keys = here(begin.out_info)
         step, finish = jax.jit(self._step, donate_argnums=1), jax.jit(self._finish, donate_argnums=0)
-        self._act = step.trace(params, buffers, timestep, state, keys, t)
-        self._close = finish.trace(buffers, timestep, state)
-        self._compiled: Any = None
+        self._traced: dict[str, Any] = {
+            "start": start,
+            "begin": begin,
+            "act": step.trace(params, buffers, timestep, state, keys, t),
+            "finish": finish.trace(buffers, timestep, state),
+        }
+        self._compiled: dict[str, Any] = {}
 
     @property
     def trajectory(self) -> Trajectory:
         """The shapes of one learner device's part of a trajectory."""
-        return self._close.out_info[0]
+        return self._traced["finish"].out_info[0]
 
     def compile(self) -> None:
         """Compiles all that acting needs, if it is not compiled yet: before there are threads to race for it."""
-        if self._compiled is None:
-            traced = (self._start, self._begin, self._act, self._close)
-            self._compiled = tuple(function.lower().compile() for function in traced)
+        for name, traced in self._traced.items():
+            if name not in self._compiled:
+                self._compiled[name] = traced.lower().compile()
 
     def init_actor(self) -> PyTree:
         """The agent's state for B environments, on the device."""
-        return self._compiled[0]()
+        return self._compiled["start"]()
 
     def begin(self, key: jax.Array, thread: int, rollout: int) -> tuple[PyTree, jax.Array]:
         """Buffers for the rows of a trajectory, and the keys `[T]` of its rows.
@@ -92,7 +96,7 @@ class Acting:
             thread: Its number among all of the run.
             rollout: Its number.
         """
-        return self._compiled[1](key, jax.device_put(np.array((thread, rollout), np.uint32), self.device))
+        return self._compiled["begin"](key, jax.device_put(np.array((thread, rollout), np.uint32), self.device))
 
     def act(
         self, params: PyTree, buffers: PyTree, timestep: TimeStep, state: PyTree, keys: jax.Array, t: int
@@ -111,9 +115,10 @@ class Acting:
             The buffers, the agent's next state, and the actions `[B, ...]` in NumPy.
         """
         # Neither put there first nor fetched by `jax.device_get`: that takes longer than all else where networks are
-        # small. The program was compiled for the device, and takes NumPy to it.
+        # small. The program was compiled for the device, and takes NumPy to it. To a user's guard these are implicit
+        # transfers, which it would refuse, though they are what acting is for.
         with jax.transfer_guard("allow"):
-            buffers, state, action = self._compiled[2](params, buffers, timestep, state, keys, np.uint32(t))
+            buffers, state, action = self._compiled["act"](params, buffers, timestep, state, keys, np.uint32(t))
             return buffers, state, jax.tree.map(np.asarray, action)
 
     def finish(self, buffers: PyTree, timestep: TimeStep, state: PyTree) -> list[Trajectory]:
@@ -124,7 +129,7 @@ class Acting:
             timestep: Row T, in NumPy.
             state: The agent's before row 0.
         """
-        return self._compiled[3](buffers, jax.device_put(timestep, self.device), state)
+        return self._compiled["finish"](buffers, jax.device_put(timestep, self.device), state)
 
     def _shards(self, tree: PyTree) -> list[PyTree]:
         """A batch `[B, ...]` in parts."""
@@ -135,10 +140,6 @@ class Acting:
         return self._agent.init_actor(self._batch_size)
 
     def _new_rollout(self, key: jax.Array, place: UInt32[jax.Array, "2"]) -> tuple[list[PyTree], jax.Array]:
-        # All keys at once: deriving one takes as long as acting with a small network does.
-        return self._empty(), key_of_each(stream_key(key, Stream.ACT, *place), jnp.arange(self.length))
-
-    def _empty(self) -> list[PyTree]:
         timestep, action, extras = self._rows
         size = self._batch_size // self._num_shards
 
@@ -146,7 +147,9 @@ class Acting:
             return lambda x: jnp.zeros((length, size, *x.shape[1:]), x.dtype)
 
         rest = jax.tree.map(rows(self.length), (action, extras))
-        return [(jax.tree.map(rows(self.length + 1), timestep), *rest)] * self._num_shards
+        buffers = [(jax.tree.map(rows(self.length + 1), timestep), *rest)] * self._num_shards
+        # All keys at once: deriving one takes as long as acting with a small network does.
+        return buffers, key_of_each(stream_key(key, Stream.ACT, *place), jnp.arange(self.length))
 
     def _step(
         self,

@@ -27,14 +27,6 @@ def test_the_table_of_scores_sums_up():
     assert sum(human) == pytest.approx(606_494.2, abs=0.01)
 
 
-def test_human_normalized():
-    assert atari_scores.human_normalized("pong", -20.7) == 0
-    assert atari_scores.human_normalized("pong", 14.6) == 1
-    assert atari_scores.human_normalized("breakout", 1.7 + 2 * 28.8) == pytest.approx(2)
-    with pytest.raises(ValueError, match=r"'Pong'; nearest: pong"):
-        atari_scores.human_normalized("Pong", 0)
-
-
 def test_the_games_are_those_of_the_installed_ale_for_one_player():
     known = set(ale_py.roms.get_all_rom_ids())
     assert known - set(atari.GAMES) == {"combat", "joust", "maze_craze", "warlords"}
