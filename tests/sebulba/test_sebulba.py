@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sebulba.toys import Script, ScriptedEnvironment, Watcher
@@ -246,6 +247,19 @@ def test_the_lag_is_what_the_agent_saw():
             assert sum(window.lag.values()) == 4 * 8 * 5
 
 
+def test_what_passes_between_calls_is_a_part_of_where_the_time_goes():
+    with scripted() as sebulba:
+        state, _ = sebulba.run(sebulba.init(0), 2)
+        time.sleep(0.5)
+        began = time.perf_counter()
+        _, window = sebulba.run(state, 2)
+        seconds = time.perf_counter() - began
+    assert window.learner_shares["other"] > 0.5 / (0.5 + seconds) - 0.05
+    assert sum(window.learner_shares.values()) == pytest.approx(1)
+    # Both actors have waited as long: they may be one update ahead and no further.
+    assert window.actor_shares["parameters"] > 0.5
+
+
 def test_actors_may_be_further_ahead_but_no_further_than_they_may(monkeypatch):
     sebulba = scripted(Script(jitter=True), max_lag=3)
     update = sebulba._learning.update
@@ -322,16 +336,38 @@ def test_the_running_learner_moves_nothing_and_nothing_is_compiled_again(devices
     window.summarize()
 
 
-def test_device_memory_does_not_grow():
-    with scripted() as sebulba:
+@dataclasses.dataclass(frozen=True)
+class Heavy(Watcher):
+    """Acts with 40 kB of parameters, of a shape that nothing else has, which every update changes."""
+
+    weight: int = 10_000
+
+    def init(self, key):
+        return super().init(key) | {"heavy": jnp.zeros(self.weight, jnp.float32)}
+
+    def actor_params(self, learner):
+        return super().actor_params(learner) | {"heavy": learner["heavy"]}
+
+    def update(self, learner, memory, trajectory, key, *, axis=None):
+        heavy = learner["heavy"] + 1
+        learner, memory, metrics = super().update(learner, memory, trajectory, key, axis=axis)
+        return learner | {"heavy": heavy}, memory, metrics
+
+
+@pytest.mark.parametrize("devices", [SETS["disjoint"], SETS["overlapping, out of order, with gaps"]])
+def test_device_memory_does_not_grow(devices):
+    agent, counts, copies = Heavy(), [], []
+    with scripted(agent=agent, **devices) as sebulba:
         state, _ = sebulba.run(sebulba.init(0), 5)
-        counts = []
         for _ in range(3):
             state, _ = sebulba.run(state, 10)
             counts.append(sum(leaf.nbytes for leaf in jax.live_arrays()))
+            copies.append(sum(leaf.shape == (agent.weight,) for leaf in jax.live_arrays()))
+    # The learner's, and on every device that acts the newest and those before them.
+    assert copies == [1 + 2 * len(devices["actor_devices"])] * 3
     # Actors may be anywhere within the one rollout that they are ahead.
     rollout = 2 * 6 * 8 * (3 + 3 + 4) * 4
-    assert max(counts) - min(counts) < 3 * rollout
+    assert max(counts) - min(counts) < 3 * rollout < 4 * agent.weight
 
 
 @pytest.mark.parametrize("slow", ["actor", "learner"])
