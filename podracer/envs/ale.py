@@ -4,7 +4,8 @@ What an episode, an observation and a lost life are is in `podracer.envs.atari`.
 
 ALE resets on the step after the last and ignores the action of that step, as our contract asks for. But where it cuts a
 game at its own limit of frames, the final observation has not been completed: the newest frame has ghosts of the step
-before. So ALE gets no limit. Steps are counted here, and a game that was cut is reset from here.
+before. So ALE gets no limit. Steps are counted here, and a game that was cut is reset from here. A game that ends by
+itself before the fourth frame of a step has such ghosts too; its discount is 0, and nothing is learnt from them.
 """
 
 import dataclasses

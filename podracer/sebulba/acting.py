@@ -1,5 +1,7 @@
 """What runs on an actor device: acting, and keeping the rows of a trajectory until it is whole."""
 
+import os
+import time
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ from podracer.agent import Agent
 from podracer.envs.host import timestep_spec
 from podracer.streams import Stream, key_of_each, stream_key
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep, Trajectory, key_shape
+
+_MOMENT = 3e-4 if hasattr(os, "sched_yield") else 0.0  # Seconds.
 
 
 class Acting:
@@ -119,6 +123,7 @@ class Acting:
         # transfers, which it would refuse, though they are what acting is for.
         with jax.transfer_guard("allow"):
             buffers, state, action = self._compiled["act"](params, buffers, timestep, state, keys, np.uint32(t))
+            _wait_awake(action)
             return buffers, state, jax.tree.map(np.asarray, action)
 
     def finish(self, buffers: PyTree, timestep: TimeStep, state: PyTree) -> list[Trajectory]:
@@ -174,6 +179,14 @@ class Acting:
             timesteps = jax.tree.map(lambda x, row: x.at[-1].set(row), rows, last)
             trajectories.append(Trajectory(timesteps, action, extras, start))
         return trajectories
+
+
+def _wait_awake(arrays: PyTree) -> None:
+    """Waits without sleeping for arrays that are there in a moment: to be woken takes longer than a small network."""
+    until = time.perf_counter() + _MOMENT
+    for array in jax.tree.leaves(arrays):
+        while not array.is_ready() and time.perf_counter() < until:
+            os.sched_yield()  # To whatever else wants the core, what is waited for above all.
 
 
 def timestep_shape(spec: EnvironmentSpec, batch_size: int) -> TimeStep:
