@@ -3,11 +3,13 @@
 Exit codes: 0 done, 2 bad input, 130 on Ctrl-C after a checkpoint was saved, 1 on anything else.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -22,6 +24,7 @@ from podracer.options import IMPORT_HELP, UsageError, option_value, options_in_f
 # Seconds from Ctrl-C to the end of the process, without those in which a checkpoint is written. With what it takes to
 # notice, less than 10.
 _PATIENCE = 8.0
+_MOMENT = 0.5  # Seconds that a device has to end what it does, when a program has failed.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,9 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of a pipe such as `podracer list envs | head` has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         _print_error("interrupted")
         code = 130
+        _end_if_a_device_hangs(code, error)
     except Exception as error:
         if os.environ.get("PODRACER_TRACEBACK"):
             traceback.print_exc()
@@ -50,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             _print_error(f"{type(error).__name__}: {error} (PODRACER_TRACEBACK=1 shows where)")
         code = 2 if isinstance(error, ValueError) else 1
+        _end_if_a_device_hangs(code, error)
     sys.exit(code)
 
 
@@ -406,6 +411,31 @@ def _check_out(path: pathlib.Path) -> None:
         raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory")
+
+
+def _end_if_a_device_hangs(code: int, error: BaseException) -> None:
+    """Ends the process at once if what a device does for the program that failed is not done in a moment.
+
+    The interpreter would wait for it, however long it takes.
+
+    Args:
+        code: To exit with.
+        error: What ended the program; its traceback still has the arrays that are waited for.
+    """
+    if (jax := sys.modules.get("jax")) is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # Of what cannot be computed any more.
+            jax.block_until_ready(jax.live_arrays())
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(_MOMENT)
+    if waiter.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_error(error: object) -> None:

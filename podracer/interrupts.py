@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 _LOOK = 0.1  # Seconds between two looks at the time, after Ctrl-C.
-# Set while something is written that Ctrl-C has to wait for.
-_is_saving = threading.Event()
+# Set while something goes on that Ctrl-C has to wait for.
+_is_waited_for = threading.Event()
 
 
 @contextlib.contextmanager
-def saving() -> Iterator[None]:
-    """While what is written takes as long as it takes: `exits_within` does not count it, until Ctrl-C comes again."""
-    _is_saving.set()
+def worth_waiting_for() -> Iterator[None]:
+    """For what takes as long as it takes, such as saving: `exits_within` does not count it until Ctrl-C comes again."""
+    was_waited_for = _is_waited_for.is_set()
+    _is_waited_for.set()
     try:
         yield
     finally:
-        _is_saving.clear()
+        if not was_waited_for:
+            _is_waited_for.clear()
 
 
 @contextlib.contextmanager
@@ -57,7 +59,7 @@ def interrupted_between_steps() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def exits_within(seconds: float) -> Iterator[None]:
-    """Ends the process with code 130 if Ctrl-C has not done so after some time, without that spent in `saving`.
+    """Ends the process with code 130 if Ctrl-C has not done so after some time, without that in `worth_waiting_for`.
 
     Python runs signal handlers between bytecodes of the main thread, so that a compilation of minutes would be finished
     first. A thread hears the signal at once. To be used by a program, not by a library.
@@ -69,19 +71,20 @@ def exits_within(seconds: float) -> Iterator[None]:
     os.set_blocking(writer, False)
 
     def watch() -> None:
-        interrupts, since = 0, 0.0
-        while True:
+        interrupts, left, looked = 0, seconds, 0.0
+        while left > 0:
             if select.select([reader], [], [], _LOOK if interrupts else None)[0]:
                 if not (number := os.read(reader, 1)):
                     return
                 if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
                     continue
-                interrupts, since = interrupts + 1, time.monotonic()
-            elif interrupts == 1 and _is_saving.is_set():
-                since = time.monotonic()
-            elif time.monotonic() - since > seconds:
-                os.write(2, b"podracer: interrupted before what was under way had ended; what was saved is kept\n")
-                os._exit(130)
+                interrupts += 1
+                looked = looked or time.monotonic()
+            before, looked = looked, time.monotonic()
+            if interrupts > 1 or not _is_waited_for.is_set():
+                left -= looked - before
+        os.write(2, b"podracer: interrupted before what was under way had ended; what was saved is kept\n")
+        os._exit(130)
 
     watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

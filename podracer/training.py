@@ -17,7 +17,7 @@ from podracer.checkpoint import Checkpointer
 from podracer.envs.packages import import_package
 from podracer.evaluate import Evaluation, evaluate, record
 from podracer.experiment import Experiment
-from podracer.interrupts import interrupted_between_steps, saving
+from podracer.interrupts import interrupted_between_steps, worth_waiting_for
 from podracer.loading import evaluation_key
 from podracer.logging import JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from podracer.progress import Progress
@@ -102,7 +102,10 @@ def train(
             return run.finish()
         except (ValueError, BrokenPipeError) as error:
             # From here on it is not the input that is bad, and no reader of standard output that has seen enough.
-            raise RuntimeError(f"the run failed: {error}") from error
+            failure = RuntimeError(f"the run failed: {error}")
+            for note in getattr(error, "__notes__", ()):
+                failure.add_note(note)
+            raise failure from error
 
 
 @dataclasses.dataclass
@@ -219,7 +222,9 @@ class _Run:
         pending: tuple[int, AnyWindow] | None = None
         updates = started_at = counters.updates
         score: float | None = None
-        with interrupted_between_steps() as interrupted:
+        # Under Anakin nobody looks before a window has ended, and what was learnt in it is worth waiting for.
+        waiting = contextlib.nullcontext() if isinstance(self.architecture, Sebulba) else worth_waiting_for()
+        with interrupted_between_steps() as interrupted, waiting:
             while updates < experiment.num_updates and not interrupted.is_set():
                 number = min(experiment.window, experiment.num_updates - updates)
                 window: AnyWindow
@@ -244,7 +249,7 @@ class _Run:
                     self._save(score)
             if pending is not None:
                 score = self._read(*pending)
-            with saving():
+            with worth_waiting_for():
                 if updates > started_at:
                     self._save(score)
                 self.checkpointer.wait()

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -111,37 +112,49 @@ def test_a_program_that_ends_in_time_is_left_alone():
 
 # A call of C that no signal interrupts, as a compilation is.
 BLOCK = 'hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)'
+SAVING_LATE = f"""\
+with interrupted_between_steps():
+    time.sleep(1.2)
+    with worth_waiting_for():
+        time.sleep(1)
+    {BLOCK}
+"""
 
 
 @pytest.mark.parametrize(
-    ("body", "presses"),
+    ("body", "presses", "between", "least", "most"),
     [
-        (BLOCK, 1),
-        (f"with interrupted_between_steps(): {BLOCK}", 1),
+        (BLOCK, 1, 0, 1, 3),
+        # Whoever presses on and on does not wait any longer for it.
+        (BLOCK, 8, 0.5, 1, 3),
+        (f"with interrupted_between_steps(): {BLOCK}", 1, 0, 1, 3),
         # The first waits for what is being saved; the second means it.
-        (f"with interrupted_between_steps(), saving(): {BLOCK}", 2),
+        (f"with interrupted_between_steps(), worth_waiting_for(): {BLOCK}", 2, 2, 3, 5),
+        # 0.7 s, 1 that does not count, and 0.3 more.
+        (SAVING_LATE, 1, 0, 1.9, 2.6),
     ],
-    ids=["nothing to save", "a step that is long", "saving"],
+    ids=["nothing to save", "many times", "a step that is long", "saving", "saving in between"],
 )
-def test_a_process_that_cannot_hear_ends(body, presses):
-    script = f"""
-        import hashlib, signal
-        from podracer.interrupts import exits_within, interrupted_between_steps, saving
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with exits_within(1):
-            print("begun", flush=True)
-            {body}
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def test_a_process_that_cannot_hear_ends(body, presses, between, least, most):
+    """Of a patience of 1 s, from the first Ctrl-C on, half a second after it has begun."""
+    script = f"""\
+import hashlib, signal, time
+from podracer.interrupts import exits_within, interrupted_between_steps, worth_waiting_for
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with exits_within(1):
+    print("begun", flush=True)
+{textwrap.indent(body, "    ")}
+"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", script], text=True, **pipes)
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.5)
-    for press in range(presses):
+    began = time.monotonic()
+    for _ in range(presses):
         process.send_signal(signal.SIGINT)
-        if press + 1 < presses:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(between)
     _, error = process.communicate(timeout=30)
-    message = "podracer: interrupted before what was under way had ended; what was saved is kept\n"
-    assert (process.returncode, error) == (130, message)
+    assert error.splitlines()[-1] == "podracer: interrupted before what was under way had ended; what was saved is kept"
+    assert process.returncode == 130
+    assert least <= time.monotonic() - began < most

@@ -35,14 +35,12 @@ class Rollout:
         shards: The trajectory, in one part per learner device, on those devices.
         versions: `[T]`, of the parameters that acted.
         episodes: That finished: their number, and the sums of their returns and lengths.
-        failures: Of environments that were made anew after it, a line each.
-        discarded: Rows that were lost to them.
+        discarded: Rows that were lost to environments that had to be made anew.
     """
 
     shards: list[Trajectory]
     versions: np.ndarray
     episodes: tuple[int, float, int]
-    failures: tuple[str, ...] = ()
     discarded: int = 0
 
 
@@ -58,6 +56,7 @@ class Actor:
         slot: The parameters.
         stop: The run's; set, the rollout that is under way is abandoned.
         max_restarts: How often the environments may be made anew.
+        tell: Called with a line each time that they are.
         is_fresh_each_step: Whether new parameters are taken up within a rollout.
 
     Attributes:
@@ -76,6 +75,7 @@ class Actor:
         stop: threading.Event,
         *,
         max_restarts: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
         is_fresh_each_step: bool = False,
     ) -> None:
         self.index, self.pulse = index, Pulse(ACTIVITIES)
@@ -83,7 +83,7 @@ class Actor:
         self.name = f"actor {index} on {acting.device}, {factory.name} {where.first_index} to {last}"
         self._factory, self._where, self._acting, self._learner_devices = factory, where, acting, learner_devices
         self._slot, self._stop = slot, stop
-        self._max_restarts, self._is_fresh_each_step = max_restarts, is_fresh_each_step
+        self._max_restarts, self._tell, self._is_fresh_each_step = max_restarts, tell, is_fresh_each_step
         self._environment: HostEnvironment | None = None
         self._timestep: Any = None
         self._state: PyTree = None
@@ -106,13 +106,12 @@ class Actor:
             ActorError: The environments failed once more than they may, or anything else did.
         """
         discarded = 0
-        failures: tuple[str, ...] = ()
         while True:
             done: list[int] = []
             try:
                 environment = self._environment or self._make(number)
                 made = self._roll(environment, number, key, is_wanted, done)
-                return dataclasses.replace(made, failures=failures, discarded=discarded)
+                return dataclasses.replace(made, discarded=discarded)
             except Stopped:
                 raise
             except _EnvironmentFailure as failure:
@@ -120,12 +119,9 @@ class Actor:
                     self.close()
                 line = f"{self.name}: {failure}: {failure_in_words(failure.__cause__)}"
                 if self._restarts >= self._max_restarts or self._stop.is_set():
-                    error = ActorError(line)
-                    for earlier in failures:
-                        error.add_note(earlier)
-                    raise error from failure.__cause__
+                    raise ActorError(line) from failure.__cause__
                 self._restarts += 1
-                failures = *failures, f"{line}; made anew, {self._restarts} of {self._max_restarts}"
+                self._tell(f"{line}; made anew, {self._restarts} of {self._max_restarts}")
                 discarded += len(done) * self._where.num_envs
             except Exception as error:
                 raise ActorError(f"{self.name}: {failure_in_words(error)}") from error
@@ -158,6 +154,7 @@ class Actor:
         acting, pulse = self._acting, self.pulse
         pulse.enter("parameters")
         version, params = self._slot.for_rollout(number)
+        pulse.enter(SENDING)
         jax.block_until_ready(params)
         pulse.enter(ACTING)
         (buffers, keys), start = acting.begin(key, self.index, number), self._state

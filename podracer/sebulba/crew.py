@@ -31,7 +31,7 @@ _LOOK = 0.05  # Seconds between two looks at whether all actors are well.
 _AWAY = 1.0
 # Seconds that threads have to end by themselves, then closing their environments, then the threads again. With what
 # it takes to notice, less than the 5 in which a run that has failed is to be over.
-_ENDING, _CLOSING, _ENDED = 1.0, 1.0, 2.0
+_ENDING, _CLOSING, _ENDED = 1.0, 1.0, 1.5
 # The field of the configuration that has an activity's limit.
 _LIMITS = {
     MAKING: "start_timeout",
@@ -71,6 +71,7 @@ class Crew:
         self._collected: list[Rollout] = []
         self._failures: list[BaseException] = []
         self._complaints: list[str] = []
+        self._restarts: list[str] = []
         self._looked = self._back = float("-inf")
         self._slots = [(one.device, ParameterSlot[PyTree](config.max_lag, self._stop)) for one in acting]
         self.actors: list[Actor] = []
@@ -93,6 +94,7 @@ class Crew:
                         slot,
                         self._stop,
                         max_restarts=config.max_restarts,
+                        tell=self._restarts.append,
                         is_fresh_each_step=config.refresh == "step",
                     )
                 )
@@ -150,10 +152,7 @@ class Crew:
         """
         if self._failures:
             raise self._failures[0]
-        now = time.perf_counter()
-        if now - self._looked > _AWAY:
-            self._back = now
-        self._looked = now
+        self._look()
         if self._config.serial:
             return
         for actor in self.actors:
@@ -167,9 +166,15 @@ class Crew:
         Raises:
             TimeoutError: It does.
         """
-        seconds, now = getattr(self._config, limit), time.perf_counter()
+        seconds, now = getattr(self._config, limit), self._look()
         if now - max(since, self._back) > seconds:
             raise TimeoutError(f"{what} has not come back for {now - since:.1f} s; the limit is {limit}, {seconds:g} s")
+
+    def take_failures(self) -> tuple[str, ...]:
+        """Of environments that were made anew after it since the last call, a line each."""
+        taken = tuple(self._restarts)
+        del self._restarts[: len(taken)]
+        return taken
 
     def close(self) -> list[str]:
         """Ends threads and environments; returns what went wrong with it, a line each."""
@@ -191,6 +196,14 @@ class Crew:
         alive = _join(alive, _ENDED)
         stuck = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread in alive]
         return self._complaints + [f"{actor.name} did not end" for actor in stuck]
+
+    def _look(self) -> float:
+        """The time, of which what passes between two looks that are far apart is nobody's."""
+        now = time.perf_counter()
+        if now - self._looked > _AWAY:
+            self._back = now
+        self._looked = now
+        return now
 
     def _start(self) -> None:
         if self._threads:

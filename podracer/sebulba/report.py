@@ -71,7 +71,6 @@ class Tally:
     updates: int = 0
     episodes: tuple[int, float, int] = (0, 0.0, 0)
     lag: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    failures: tuple[str, ...] = ()
     discarded_rows: int = 0
 
     def add(self, update: int, rollouts: list[Rollout], envs_per_actor: int) -> None:
@@ -84,7 +83,6 @@ class Tally:
             for lag, rows in zip(*np.unique(update - rollout.versions, return_counts=True), strict=True):
                 self.lag[int(lag)] += int(rows) * envs_per_actor
             self.discarded_rows += rollout.discarded
-            self.failures += rollout.failures
 
 
 def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

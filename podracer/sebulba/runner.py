@@ -154,8 +154,9 @@ class Sebulba:
         try:
             return self._learn(state, num_updates, stop or threading.Event())
         except BaseException as error:
-            for complaint in self.close():
-                error.add_note(complaint)
+            earlier = self._crew.take_failures() if self._crew is not None else ()
+            for note in (*earlier, *self.close()):
+                error.add_note(note)
             raise
 
     def close(self) -> list[str]:
@@ -200,7 +201,7 @@ class Sebulba:
             actor_shares=actor_shares,
             learner_shares=learner_shares,
             discarded_rows=tally.discarded_rows,
-            failures=tally.failures,
+            failures=crew.take_failures(),
         )
         self._returned = state.updates
         return state, report
@@ -230,11 +231,11 @@ def _seconds(crew: Crew) -> dict[str, float]:
 
 
 def _wait_for(array: Any, what: str, crew: Crew, stop: threading.Event) -> None:
-    """Until the devices have made an array, while they and the actors are watched, unless the run is to stop anyway."""
+    """Until the devices have made an array, while they are watched, and the actors unless the run is to stop anyway."""
     began, pause = time.perf_counter(), 1e-4
     while not array.is_ready():
         time.sleep(pause)
         pause = min(2 * pause, 5e-3)
         if not stop.is_set():
             crew.check()
-            crew.check_time(what, began, "device_timeout")
+        crew.check_time(what, began, "device_timeout")

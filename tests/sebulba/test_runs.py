@@ -329,6 +329,12 @@ def test_ctrl_c_is_heard_while_environments_hang(tmp_path):
     assert saved_state(run_dir)[0] == 2
 
 
+# An update that no device has done in time, though two before were saved.
+STALLS = (
+    "import jax, time; from tiny_runs import Tiny; update = Tiny.update; wait = lambda n: "
+    "n == 2 and (print(flush=True), time.sleep(60)); Tiny.update = lambda self, learner, *a, **k: ("
+    "jax.debug.callback(wait, learner['updates']), update(self, learner, *a, **k))[1]"
+)
 # What prints a line when the command is there, and the options that keep it there.
 STAGES = {
     # A call of C, which hears nothing before it is done: as XLA is.
@@ -337,13 +343,7 @@ STAGES = {
         'lambda *a: print(flush=True) or hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)',
         [],
     ),
-    # One that no device has done in time, though two before were saved.
-    "updating": (
-        "import jax, time; from tiny_runs import Tiny; update = Tiny.update; wait = lambda n: "
-        "n == 2 and (print(flush=True), time.sleep(60)); Tiny.update = lambda self, learner, *a, **k: ("
-        "jax.debug.callback(wait, learner['updates']), update(self, learner, *a, **k))[1]",
-        [],
-    ),
+    "updating": (STALLS, []),
     "making environments": (
         "from sebulba import toy_runs as t; made = t.ScriptedEnvironment.__init__; "
         "t.ScriptedEnvironment.__init__ = lambda *a: a[2].num_envs > 1 and print(flush=True) or made(*a)",
@@ -369,7 +369,8 @@ def test_ctrl_c_is_heard_at_every_stage(stage, tmp_path):
     too_late.cancel()
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    assert ends_with(process, 130, 10)[-1].startswith("podracer: interrupted")
+    lost = " before what was under way had ended; what was saved is kept" * (stage in ("compiling", "updating"))
+    assert ends_with(process, 130, 10)[-1] == f"podracer: interrupted{lost}"
     if stage in ("updating", "evaluating"):
         assert saved_state(tmp_path / "run")[0] == {"updating": 2, "evaluating": 12}[stage]
 
@@ -412,10 +413,19 @@ def test_an_environment_that_hangs_ends_the_run_with_exit_code_1(tmp_path):
     run_dir = tmp_path / "run"
     process = start("train", "tiny_scripted", "--quiet", "--run-dir", run_dir, "--env-parameters", "hang_at", "13")
     wait_for_updates(process, run_dir, 2)
-    note, error = ends_with(process, 1, 2 + 5)[-2:]
+    note, error = ends_with(process, 1, 10)[-2:]
     assert note.endswith("toys:Scripted 0 to 3 did not end")
     assert "toys:Scripted 0 to 3: step has not come back" in error
     assert saved_state(run_dir)[0] == 2
+
+
+def test_a_device_that_hangs_ends_the_run_and_the_process(tmp_path):
+    options = ["--quiet", "--run-dir", tmp_path / "run", "--architecture.device-timeout", "2"]
+    process = start("train", "tiny_scripted", *options, script=STALLS)
+    assert process.stdout.readline() == "\n", process.communicate()[1]
+    error = ends_with(process, 1, 10)[-1]
+    assert "TimeoutError: update 2 has not come back for 2.0 s; the limit is device_timeout, 2 s" in error
+    assert saved_state(tmp_path / "run")[0] == 2
 
 
 @pytest.fixture
@@ -497,7 +507,7 @@ def are_gone(pids):
 def test_an_environment_process_that_dies_ends_the_run_and_leaves_no_other(tmp_path):
     process, children = in_processes(tmp_path / "run")
     os.kill(children[1], signal.SIGKILL)
-    error = ends_with(process, 1, 5)[-1]
+    error = ends_with(process, 1, 10)[-1]
     assert "gymnasium:CartPole-v1" in error
     assert "SIGKILL" in error
     assert are_gone(children)
