@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             _print_error(f"{type(error).__name__}: {error} (PODRACER_TRACEBACK=1 shows where)")
         code = 2 if isinstance(error, ValueError) else 1
-        _end_if_a_device_hangs(code, error)
+        if code == 1:  # Bad input is refused before there is a device.
+            _end_if_a_device_hangs(code, error)
     sys.exit(code)
 
 

@@ -509,11 +509,12 @@ def test_a_full_disk_exits_with_1_after_training_to_the_end(podracer_exits, tmp_
 def test_an_evaluation_without_a_finished_episode_exits_with_1(podracer_exits, finished, monkeypatch):
     # The package has the function by the module's name.
     module = sys.modules["podracer.evaluate"]
-    monkeypatch.setattr(module, "evaluate", lambda *a, e=podracer.evaluate: e(*a, max_steps=1))
+    monkeypatch.setattr(module, "evaluate", lambda *a, e=podracer.evaluate, **k: e(*a, **k, max_steps=1))
     code, out, error = podracer_exits("evaluate", finished.run_dir, "--episodes", "2", "--json")
     assert (code, error) == (1, ["podracer: 2 episodes did not end and are left out"])
     assert json.loads(out) == {
-        "experiment": "tiny_catch", "updates": 12, "mean": None, "std": None, "min": None, "max": None, "episodes": 0
+        "experiment": "tiny_catch", "updates": 12, "mean": None, "std": None, "min": None, "max": None, "episodes": 0,
+        "greedy": True,
     }  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def made_once():
 def only_training(monkeypatch):
     """What comes after the last update takes longer than these runs."""
     monkeypatch.setattr(plotting, "plot_curves", lambda *arguments: None)
-    monkeypatch.setattr(training, "record", lambda *arguments: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
-    monkeypatch.setattr(training, "evaluate", lambda *arguments: Evaluation(np.zeros(3), np.ones(3)))
+    monkeypatch.setattr(training, "record", lambda *arguments, **options: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
+    monkeypatch.setattr(training, "evaluate", lambda *arguments, **options: Evaluation(np.zeros(3), np.ones(3)))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_run_leaves_everything_in_its_directory(finished):
         "experiment", "seed", "env_steps", "updates", "steps_per_second", "compile_seconds", "wall_seconds",
         "evaluation",
     }  # fmt: skip
-    assert set(summary["evaluation"]) == {"mean", "std", "min", "max", "episodes"}
+    assert set(summary["evaluation"]) == {"mean", "std", "min", "max", "episodes", "greedy"}
     assert summary["evaluation"]["episodes"] == 4
     assert summary["wall_seconds"] > summary["compile_seconds"] > 0
     assert not finished.errors
@@ -435,7 +435,7 @@ def test_ctrl_c_is_heard_while_compiling(tmp_path, compiled_programs):
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert time.monotonic() - began < 10
-    assert error == "podracer: interrupted\n"
+    assert error == "podracer: interrupted before what was under way had ended; what was saved is kept\n"
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch, capsys, only_training):
@@ -474,7 +474,7 @@ def test_a_reward_that_is_not_a_number_is_named_with_its_update(tmp_path, monkey
 
 def test_what_is_not_a_number_can_be_allowed(tmp_path, monkeypatch, capsys, only_training):
     # Nobody waits for episodes that never end.
-    monkeypatch.setattr(training, "evaluate", lambda *a: Evaluation(np.zeros(0), np.zeros(0), 4))
+    monkeypatch.setattr(training, "evaluate", lambda *a, **k: Evaluation(np.zeros(0), np.zeros(0), 4))
     result = tiny_runs.experiment(**ENDLESS, stop_on_nonfinite=False).run(tmp_path / "run", quiet=True)
     error = capsys.readouterr().err
     assert error.count("not finite") == 1
@@ -485,12 +485,13 @@ def test_what_is_not_a_number_can_be_allowed(tmp_path, monkeypatch, capsys, only
     assert [line["loss"] is None for line in lines] == [i >= 5 for i in range(12)]
     assert all(line["episode_return"] is None and line["episodes"] == 0 for line in lines)
     summary = json.loads((result.run_dir / "summary.json").read_text())
-    assert summary["evaluation"] == {"mean": None, "std": None, "min": None, "max": None, "episodes": 0}
+    nothing = dict.fromkeys(("mean", "std", "min", "max"))
+    assert summary["evaluation"] == {**nothing, "episodes": 0, "greedy": True}
 
 
 def test_a_run_without_a_finished_episode_has_no_curve(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training, "evaluate", lambda *a: Evaluation(np.zeros(0), np.zeros(0), 4))
-    monkeypatch.setattr(training, "record", lambda *arguments: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
+    monkeypatch.setattr(training, "evaluate", lambda *a, **k: Evaluation(np.zeros(0), np.zeros(0), 4))
+    monkeypatch.setattr(training, "record", lambda *arguments, **options: ([np.zeros((4, 4, 3), np.uint8)], 0.0))
     result = tiny_runs.experiment(env="tiny:Endless", env_parameters={}).run(tmp_path / "run")
     assert "no curve: " in capsys.readouterr().err
     assert not (result.run_dir / "curve.png").exists()
@@ -499,12 +500,15 @@ def test_a_run_without_a_finished_episode_has_no_curve(tmp_path, monkeypatch, ca
 
 
 def test_what_fails_after_training_began_is_not_called_bad_input(tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise ValueError("shapes do not match")
+    def fail(*arguments, **options):
+        error = ValueError("shapes do not match")
+        error.add_note("nor do dtypes")
+        raise error
 
     monkeypatch.setattr(training, "evaluate", fail)
-    with pytest.raises(RuntimeError, match="the run failed: shapes do not match"):
+    with pytest.raises(RuntimeError, match="the run failed: shapes do not match") as failed:
         tiny_runs.experiment().run(tmp_path / "run", quiet=True)
+    assert failed.value.__notes__ == ["nor do dtypes"]
     assert saved_state(tmp_path / "run")[0] == 12
 
 
